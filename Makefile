@@ -1,0 +1,38 @@
+# make demo | test | quick | bench | format; each sets up .venv first, if need be.
+BIN := .venv/bin
+STAMP := .venv/.ready
+.DEFAULT_GOAL := help
+.PHONY: help demo test quick bench lint format
+
+help:
+	@echo "make demo    set up, then train with p=1.1 and p=2 and draw the weights"
+	@echo "make test    set up, then lint, types and all tests"
+	@echo "make quick   lint, and the tests that take moments (under 90 s)"
+	@echo "make bench   set up, then print the benchmark tables"
+	@echo "make format  let ruff mend what it can"
+
+$(STAMP): pyproject.toml constraints.txt scripts/setup
+	bash scripts/setup
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/python examples/histograms.py --out out
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+test: lint
+	$(BIN)/python -m pytest -q -n 2
+
+quick: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/python -m pytest -q -n 2 -m "not slow"
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/step.py
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
