@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -124,47 +124,66 @@ def snap(exponent: float) -> float:
     return quarters / 4 if abs(4 * exponent - quarters) < 1e-12 * (1 + quarters) else exponent
 
 
-def power(
-    a: Tensor, exponent: float, general: Callable[[Tensor, float], Tensor] = torch.pow
-) -> Tensor:
+class Arithmetic(NamedTuple):
+    """The operations that a power is made of: on tensors, or on lists of tensors."""
+
+    mul: Callable[[Any, Any], Any] = torch.mul
+    sqrt: Callable[[Any], Any] = torch.sqrt
+    abs: Callable[[Any], Any] = torch.abs
+    copysign: Callable[[Any, Any], Any] = torch.copysign
+    pow: Callable[[Any, float], Any] = torch.pow
+
+
+TORCH = Arithmetic()
+
+
+def power(a: Any, exponent: float, ops: Arithmetic = TORCH) -> Any:
     """a**exponent for a >= 0 and exponent > 0.
 
     Multiples of 1/4 up to 128 take multiplications and square roots, which are several
     times faster than a power and exact where the result is (1**e is 1 to the bit). All
-    other exponents go to `general`.
+    other exponents go to `ops.pow`.
     """
     exponent = snap(exponent)
-    quarters = 4 * exponent
-    if quarters != round(quarters) or exponent > 128:
-        return general(a, exponent)
-    whole, quarter = divmod(round(quarters), 4)
+    quarters = round(4 * exponent)
+    if 4 * exponent != quarters or exponent > 128:
+        return ops.pow(a, exponent)
+    whole, quarter = quarters // 4, quarters % 4
     factors = []
     if quarter:
-        root = a.sqrt()
+        root = ops.sqrt(a)
         if quarter >= 2:
             factors.append(root)
         if quarter != 2:
-            factors.append(root.sqrt())
+            factors.append(ops.sqrt(root))
     square = a
     while whole:  # binary powers: a^10 = a^8 a^2
         if whole & 1:
             factors.append(square)
         whole >>= 1
         if whole:
-            square = square * square
+            square = ops.mul(square, square)
     result = factors.pop()
     while factors:
-        result = result * factors.pop()
+        result = ops.mul(result, factors.pop())
     return result
 
 
-def signed_power(
-    x: Tensor, exponent: float, general: Callable[[Tensor, float], Tensor] = torch.pow
-) -> Tensor:
-    """sign(x)|x|^exponent for exponent > 0."""
+def signed_power(x: Any, exponent: float, ops: Arithmetic = TORCH) -> Any:
+    """sign(x)|x|^exponent for exponent > 0, by multiplications where `power` can.
+
+    >>> signed_power(torch.tensor([-2.0, 3.0]), 2)
+    tensor([-4.,  9.])
+    """
+    exponent = snap(exponent)
     if exponent == 1:
         return x
-    return torch.copysign(power(x.abs(), exponent, general), x)
+    if exponent == round(exponent) and exponent <= 128:
+        # x|x| carries the sign of x through an even power; copysign would cost more.
+        if exponent % 2 == 0:
+            return signed_power(ops.mul(x, ops.abs(x)), exponent / 2, ops)
+        return power(x, exponent, ops)
+    return ops.copysign(power(ops.abs(x), exponent, ops), x)
 
 
 def lp_norm(x: Tensor, p: float, dims: Dims = None, keepdim: bool = False) -> Tensor:

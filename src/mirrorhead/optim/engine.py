@@ -1,0 +1,85 @@
+"""From parameters and numbers to leaves, and to one of the three implementations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mirrorhead.optim.foreach import step_foreach
+from mirrorhead.optim.fused import step_fused
+from mirrorhead.optim.kernels import NUMBERS, Rule, Storage
+from mirrorhead.optim.leaf import Leaf, step_loop
+
+Implementation = Literal["loop", "foreach", "fused"]
+
+_IMPLEMENTATIONS: dict[str, Callable[[Rule, Sequence[Leaf]], None]] = {
+    "loop": step_loop,
+    "foreach": step_foreach,
+    "fused": step_fused,
+}
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype to compute and keep state in: float32 for half precision."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def storage_for(p: float, dtype: torch.dtype, keep_dual: bool) -> Storage:
+    """What to keep beside a weight; see kernels.py for why."""
+    if not keep_dual:
+        return "primal"
+    if p < 2:
+        return "dual"
+    return "wide" if dtype != wide_dtype(dtype) else "primal"
+
+
+def implementation(foreach: bool | None, fused: bool | None) -> Implementation:
+    """The one asked for; foreach if nothing is said."""
+    if fused:
+        return "fused"
+    return "loop" if foreach is False else "foreach"
+
+
+def dither(step: int) -> float:
+    """The DITHER of a step: evenly spread over (-1/2, 1/2), by the golden ratio."""
+    return 0.998 * (math.fmod(step * 0.6180339887498949, 1.0) - 0.5)
+
+
+def run(
+    rule: Rule,
+    weights: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    stored: Sequence[Tensor | None],
+    m: Sequence[Tensor | None],
+    v: Sequence[Tensor | None],
+    numbers: Sequence[Sequence[float]],
+    how: Implementation,
+    stochastic_rounding: bool,
+) -> None:
+    """One step of local tensors. `rule` carries what they share; dtype and storage are filled in."""
+    shared: dict[tuple, Tensor] = {}
+    batches: dict[tuple, tuple[Rule, list[Leaf]]] = {}
+    for i, (w, g) in enumerate(zip(weights, grads, strict=True)):
+        stochastic = stochastic_rounding and w.dtype == torch.bfloat16
+        kept = stored[i]
+        storage: Storage = "primal" if kept is None else "dual" if rule.p < 2 else "wide"
+        its_rule = replace(rule, dtype=w.dtype, storage=storage, stochastic=stochastic)
+        # foreach reads the numbers here; the others, on the weight's own device.
+        device = torch.device("cpu") if how == "foreach" else w.device
+        row = tuple(numbers[i])
+        assert len(row) == NUMBERS
+        key = (row, its_rule.wide, device)
+        if key not in shared:
+            shared[key] = torch.tensor(row, dtype=its_rule.wide, device=device)
+        noise = None
+        if stochastic:
+            noise = torch.randint(0, 1 << 16, w.shape, dtype=torch.int32, device=w.device)
+        leaf = Leaf(w, g, kept, m[i], v[i], shared[key], noise)
+        batches.setdefault((its_rule, w.device, g.dtype), (its_rule, []))[1].append(leaf)
+    for its_rule, leaves in batches.values():
+        _IMPLEMENTATIONS[how](its_rule, leaves)

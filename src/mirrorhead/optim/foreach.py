@@ -1,0 +1,235 @@
+"""The step of kernels.py on lists of tensors, with torch's foreach operations.
+
+The tensors are cut into pieces that fit the cache (CPU) or bound the scratch memory
+(elsewhere), so that a step needs a few megabytes beside the state, whatever the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.nn.functional import hardshrink, threshold_
+
+from mirrorhead.optim.kernels import (
+    BETA1,
+    BETA2,
+    DECAY,
+    DITHER,
+    EPS,
+    GRAD_SCALE,
+    LR,
+    ROOT_BIAS,
+    Rule,
+    base_weight,
+    relative,
+    rounded,
+    written,
+)
+from mirrorhead.optim.leaf import Leaf
+from mirrorhead.potential import Arithmetic, inverse_exponent, power, signed_power
+
+Tensors = list[Tensor]
+
+_LISTS = Arithmetic(
+    mul=torch._foreach_mul,
+    sqrt=torch._foreach_sqrt,
+    abs=torch._foreach_abs,
+    copysign=lambda xs, ys: [torch.copysign(x, y) for x, y in zip(xs, ys, strict=True)],
+    pow=torch._foreach_pow,
+)
+
+
+def step_foreach(rule: Rule, leaves: Sequence[Leaf]) -> None:
+    """Move all leaves, which share `rule` and a device, piece by piece."""
+    flat = []
+    for leaf in leaves:
+        if (view := leaf.flat()) is None:
+            leaf.step(rule)
+        elif leaf.w.numel():
+            flat.append(view)
+    for batch in _batches(flat):
+        d, lr = _direction(rule, batch)
+        if rule.storage == "dual":
+            _move_dual(rule, batch, d, lr)
+        else:
+            _move_primal(rule, batch, d, lr)
+
+
+def _batches(leaves: Sequence[Leaf]) -> Iterator[list[Leaf]]:
+    """The leaves, cut and gathered into lists of about as many weights as fit the cache."""
+    batch, room = [], 0
+    for leaf in leaves:
+        limit = _limit(leaf.w)
+        for start in range(0, leaf.w.numel(), limit):
+            piece = leaf if leaf.w.numel() <= limit else leaf.piece(start, start + limit)
+            if piece.w.numel() > room:
+                if batch:
+                    yield batch
+                batch, room = [], limit
+            batch.append(piece)
+            room -= piece.w.numel()
+    if batch:
+        yield batch
+
+
+def _limit(x: Tensor) -> int:
+    """How many weights to take at a time. 32 Ki: a dozen lists of them stay in a 2 MB cache."""
+    return 1 << 15 if x.device.type == "cpu" else 1 << 24
+
+
+def _direction(rule: Rule, batch: list[Leaf]) -> tuple[Sequence[Tensor], float]:
+    """d and lr for the batch, the moments updated in place.
+
+    Where lr differs between tensors, or is so small that dividing by it is not safe, it is
+    multiplied in and 1 returned.
+    """
+    rows = [leaf.h.tolist() for leaf in batch]
+    first = rows[0]  # all but LR and ROOT_BIAS are the group's
+    g = [leaf.g.to(rule.wide) for leaf in batch]
+    if rule.scaled:
+        g = torch._foreach_mul(g, [row[GRAD_SCALE] for row in rows])
+    d: Sequence[Tensor] = g
+    if rule.kind == "adam":
+        m, v = _list(batch, "m"), _list(batch, "v")
+        torch._foreach_lerp_(m, d, 1 - first[BETA1])
+        torch._foreach_mul_(v, first[BETA2])
+        torch._foreach_addcmul_(v, d, d, 1 - first[BETA2])
+        root = torch._foreach_sqrt(v)
+        torch._foreach_mul_(root, [row[ROOT_BIAS] for row in rows])
+        torch._foreach_add_(root, first[EPS])
+        d = torch._foreach_div(m, root)
+    elif rule.momentum:
+        m = _list(batch, "m")
+        torch._foreach_mul_(m, first[BETA1])
+        torch._foreach_add_(m, d)
+        d = torch._foreach_add(d, m, alpha=first[BETA1]) if rule.nesterov else m
+    rates = [row[LR] for row in rows]
+    if rates[0] > 1e-20 and all(rate == rates[0] for rate in rates):
+        return d, rates[0]
+    return torch._foreach_mul(d, rates), 1.0
+
+
+def _move_dual(rule: Rule, batch: list[Leaf], d: Sequence[Tensor], lr: float) -> None:
+    w, u = _list(batch, "w"), _list(batch, "stored")
+    exact = _resync(rule, w, u)
+    h = batch[0].h.tolist()
+    # kernels._dithered; the gap comes out negative, and both are divided by lr.
+    gap = torch._foreach_add(u, u, alpha=-0.7 * torch.finfo(rule.wide).eps)
+    torch._foreach_sub_(gap, u)
+    step = torch._foreach_add(d, gap, alpha=h[DITHER] / lr)
+    if rule.decay:
+        torch._foreach_add_(step, u, alpha=h[DECAY] / lr)
+    if exact and rule.dtype == rule.wide:
+        torch._foreach_sub_(u, step, alpha=lr)
+        _inverse(rule, u, out=w)
+        return
+    # What has not moved keeps its bits. An interpolation with weight 0 or 1 does that
+    # exactly, and far faster on a CPU than a where.
+    moved = torch._foreach_sub(u, step, alpha=lr)
+    change = torch._foreach_sub(moved, u)
+    torch._foreach_sign_(change)
+    torch._foreach_abs_(change)
+    torch._foreach_copy_(u, moved)
+    new = _inverse(rule, u)
+    if rule.dtype == rule.wide:
+        torch._foreach_lerp_(w, new, change)
+    else:
+        for leaf, x, c in zip(batch, new, change, strict=True):
+            leaf.w.copy_(torch.where(c == 0, leaf.w, rounded(rule, x, leaf.noise)))
+
+
+def _resync(rule: Rule, w: Tensors, u: Tensors) -> bool:
+    """Set u = mirror(w) where w has been edited since the last step.
+
+    Returns whether w equals inverse(u) to the bit everywhere, as it does from the first
+    move of a weight on. Sums and products stand for comparisons, which are many times
+    slower on a CPU: a difference hides from the product with random numbers only if it is
+    orthogonal to them to the last bit.
+    """
+    exact = True
+    for weight, dual, held in zip(w, u, _inverse(rule, u), strict=True):
+        wide = weight.to(rule.wide)
+        apart = held.to(rule.dtype).to(rule.wide).sub_(wide)
+        if not float(torch.dot(apart, _random_like(apart))):
+            continue
+        exact = False
+        slack, floor = rule.tolerance
+        # By |w|, as good a measure as |held| where the two are close.
+        excess = apart.abs_().sub_(wide.abs(), alpha=slack)
+        if float(threshold_(excess, floor, 0.0).sum()):
+            dual.copy_(torch.where(excess > 0, rule.mirror(wide), dual))
+    return exact
+
+
+@cache
+def _random_numbers(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    numbers = torch.rand(count, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    return (numbers + 0.5).to(device)
+
+
+def _random_like(x: Tensor) -> Tensor:
+    return _random_numbers(_limit(x), x.dtype, x.device)[: x.numel()]
+
+
+def _inverse(rule: Rule, u: Sequence[Tensor], out: Tensors | None = None) -> Tensors:
+    """rule.inverse on lists, the result in `out` if given.
+
+    Whole powers of at most 128 go in place as far as they can, which spares the cache:
+    x|x| halves an even one, and an odd one is x times binary powers of x^2.
+    """
+    whole = round(exponent := inverse_exponent(rule.p))
+    if exponent != whole or whole > 128:
+        x = signed_power(u, exponent, _LISTS)
+    else:
+        x = u
+        while whole % 2 == 0:
+            signed_square = torch._foreach_abs(x)
+            torch._foreach_mul_(signed_square, x)
+            x = signed_square
+            whole //= 2
+        if whole > 1:
+            square = torch._foreach_mul(x, x)
+            whole //= 2
+            while whole > 1:
+                if whole & 1:
+                    x = torch._foreach_mul(x, square)
+                torch._foreach_mul_(square, square)
+                whole //= 2
+            if out is not None:
+                for a, b, o in zip(x, square, out, strict=True):
+                    torch.mul(a, b, out=o)
+                return out
+            x = torch._foreach_mul(x, square)
+    if out is None:
+        return list(x)
+    torch._foreach_copy_(out, x)
+    return out
+
+
+def _move_primal(rule: Rule, batch: list[Leaf], d: Sequence[Tensor], lr: float) -> None:
+    """kernels.relative on lists, where no weight changes its sign; else tensor by tensor."""
+    step = torch._foreach_mul(d, lr)
+    base = [base_weight(rule, leaf.w, leaf.stored) for leaf in batch]
+    size = power(torch._foreach_abs(base), rule.p - 1, _LISTS)
+    excess = torch._foreach_abs(step)
+    torch._foreach_sub_(excess, size)
+    torch._foreach_clamp_min_(excess, 0)
+    if any(float(x.sum()) for x in excess):
+        moved = [relative(rule, x, s, leaf.h) for x, s, leaf in zip(base, step, batch, strict=True)]
+    else:
+        size = torch._foreach_clamp_min(size, torch.finfo(rule.wide).tiny)
+        argument = torch._foreach_div(step, _LISTS.copysign(size, base))
+        torch._foreach_neg_(argument)
+        torch._foreach_add_(argument, 1 - batch[0].h.tolist()[DECAY] if rule.decay else 1.0)
+        moved = torch._foreach_mul(base, signed_power(argument, inverse_exponent(rule.p), _LISTS))
+    for leaf, old, new in zip(batch, base, moved, strict=True):
+        leaf.w.copy_(written(rule, leaf.w, old, new, leaf.noise))
+        if leaf.stored is not None:
+            leaf.stored.copy_(new)
+
+
+def _list(batch: list[Leaf], name: str) -> Tensors:
+    return [getattr(leaf, name) for leaf in batch]

@@ -1,0 +1,101 @@
+"""The step of kernels.py through torch.compile: one pass over memory, on CPU and GPU.
+
+A kernel is compiled once for each `Rule`, for flat tensors of any length, and takes all
+numbers (lr, momentum, ...) from a tensor, so that neither another shape nor a schedule
+compiles anything again. Tensors go in by the handful, since a call costs about 30 us.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+
+from mirrorhead.optim.kernels import (
+    Rule,
+    accumulate,
+    direction,
+    move,
+    resume,
+    scaled_gradient,
+)
+from mirrorhead.optim.leaf import Leaf
+
+_HANDFUL = 4
+
+
+def step_fused(rule: Rule, leaves: Sequence[Leaf]) -> None:
+    """Move all leaves, which share `rule` and a device, by compiled kernels."""
+    device = leaves[0].w.device.type
+    polynomial = rule.wide == torch.float32
+    # On a CPU, re-syncing edited weights inline would cost a power for every weight: mark
+    # them, and finish those few afterwards. A GPU has powers to spare and would have to wait.
+    rule = replace(rule, polynomial=polynomial, defer=rule.storage == "dual" and device == "cpu")
+    flat = []
+    for leaf in leaves:
+        # Lengths 0 and 1 are special to torch.compile, and too short to gain anything.
+        if leaf.w.numel() > 1 and (view := leaf.flat()) is not None:
+            flat.append(view)
+        else:
+            leaf.step(replace(rule, defer=False))
+    whole = len(flat) - len(flat) % _HANDFUL
+    handfuls = [flat[i : i + _HANDFUL] for i in range(0, whole, _HANDFUL)]
+    handfuls += [[leaf] for leaf in flat[whole:]]
+    for handful in handfuls:
+        marks = _kernel(rule, device, len(handful))(*zip(*handful, strict=True))
+        if rule.defer and any(math.isnan(mark) for mark in torch.stack(marks).tolist()):
+            for leaf in handful:
+                _finish(rule, leaf)
+
+
+def _finish(rule: Rule, leaf: Leaf) -> None:
+    """Re-sync and move the weights that the kernel found edited from outside."""
+    rule = replace(rule, defer=False)
+    w, g, stored, m, v, h, noise = leaf
+    assert stored is not None
+    d = direction(rule, scaled_gradient(rule, g, h), m, v, h)
+    new_w, new_stored = resume(rule, w, stored, d, h, noise)
+    w.copy_(new_w)
+    stored.copy_(new_stored)
+
+
+@cache
+def _kernel(rule: Rule, device: str, count: int) -> Callable[..., Any]:
+    """The compiled step of `count` leaves."""
+
+    def kernel(ws, gs, stores, ms, vs, hs, noises):  # noqa: ANN001, ANN202
+        marks = []
+        for w, g, stored, m, v, h, noise in zip(ws, gs, stores, ms, vs, hs, noises):  # noqa: B905
+            wide_g, new_m, new_v = accumulate(rule, g, m, v, h)
+            d = direction(rule, wide_g, new_m, new_v, h)
+            new_w, new_stored = move(rule, w, stored, d, h, noise)
+            w.copy_(new_w)
+            if stored is not None:
+                stored.copy_(new_stored)
+            if m is not None:
+                m.copy_(new_m)
+            if v is not None:
+                v.copy_(new_v)
+            if rule.defer:
+                marks.append(new_stored.sum())  # NaN if any weight was marked
+        return marks
+
+    # torch.compile counts recompilations by code object: give each rule its own.
+    name = f"mirror_{rule.kind}_p{rule.p:g}_{rule.storage}_{count}"
+    kernel = types.FunctionType(
+        kernel.__code__.replace(co_name=name), globals(), name, None, kernel.__closure__
+    )
+    options: dict[str, Any] = {}
+    if device == "cpu":
+        options = {
+            # The sum of marks reads what the step just wrote: one loop instead of two.
+            "realize_opcount_threshold": 1,
+            # Multiply-adds for the polynomials. Rounding is as good or better.
+            "cpp.enable_floating_point_contract_flag": "fast",
+        }
+    return torch.compile(kernel, dynamic=True, fullgraph=True, options=options)

@@ -1,0 +1,73 @@
+"""One parameter as the implementations see it, and the plainest of them, the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mirrorhead.optim.kernels import Rule, accumulate, direction, move
+
+
+class Leaf(NamedTuple):
+    """Local, plain tensors: the weight, its gradient, its state, and the step's numbers."""
+
+    w: Tensor
+    g: Tensor
+    stored: Tensor | None  # u, or a wide copy of w; see kernels.Storage
+    m: Tensor | None  # momentum, or first moment
+    v: Tensor | None  # second moment
+    h: Tensor  # the numbers LR, DECAY, ... of kernels.py
+    noise: Tensor | None  # 16 random bits a weight, for stochastic rounding
+
+    def step(self, rule: Rule) -> None:
+        """Move this one tensor, in eager torch."""
+        w, g, stored, m, v, h, noise = self
+        g, new_m, new_v = accumulate(rule, g, m, v, h)
+        d = direction(rule, g, new_m, new_v, h)
+        new_w, new_stored = move(rule, w, stored, d, h, noise)
+        for old, new in ((w, new_w), (stored, new_stored), (m, new_m), (v, new_v)):
+            if old is not None and new is not None:
+                old.copy_(new)
+
+    def piece(self, start: int, stop: int) -> Leaf:
+        """Some of the weights of a flat leaf."""
+        w, g, stored, m, v, h, noise = self
+        cut = [x if x is None else x[start:stop] for x in (stored, m, v)]
+        return Leaf(
+            w[start:stop], g[start:stop], *cut, h, noise if noise is None else noise[start:stop]
+        )
+
+    def flat(self) -> Leaf | None:
+        """The same memory as one-dimensional views, or None where that cannot be had."""
+        w, g, stored, m, v, h, noise = self
+        parts = (w, g, stored, m, v, noise)
+        if not all(x is None or x.is_contiguous() for x in parts):
+            parts = _in_memory_order(parts)
+            if parts is None:
+                return None
+        w, g, stored, m, v, noise = (x if x is None else x.view(-1) for x in parts)
+        assert w is not None and g is not None
+        return Leaf(w, g, stored, m, v, h, noise)
+
+
+def _in_memory_order(parts: Sequence[Tensor | None]) -> tuple[Tensor | None, ...] | None:
+    """Contiguous views of tensors that are all laid out alike, if they have no gaps."""
+    w, g, *state, noise = parts
+    assert w is not None and g is not None
+    by_stride = sorted(range(w.dim()), key=w.stride, reverse=True)
+    # The gradient and the noise are only read: a copy will do where their layout differs.
+    g, noise = (
+        x if x is None or x.stride() == w.stride() else torch.empty_like(w, dtype=x.dtype).copy_(x)
+        for x in (g, noise)
+    )
+    ordered = tuple(x if x is None else x.permute(by_stride) for x in (w, g, *state, noise))
+    return ordered if all(x is None or x.is_contiguous() for x in ordered) else None
+
+
+def step_loop(rule: Rule, leaves: Sequence[Leaf]) -> None:
+    """Move the leaves one after the other."""
+    for leaf in leaves:
+        leaf.step(rule)

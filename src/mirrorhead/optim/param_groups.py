@@ -1,0 +1,95 @@
+"""Parameter groups that give attention projections a p of their own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+#: Names of query, key and value projections, packed ones included, as torch, timm and
+#: Hugging Face modules have them. Weights alone: a bias has no geometry to speak of.
+ATTENTION_PATTERNS = (
+    r"\bin_proj_weight$",  # torch.nn.MultiheadAttention, packed
+    r"\b[qkv]_proj_weight$",  # the same, with kdim or vdim of their own
+    r"\b(qkv|qkv_proj|query_key_value|c_attn|in_proj|Wqkv)\.weight$",  # packed
+    r"\b(q|k|v|kv|q_proj|k_proj|v_proj|kv_proj|query|key|value|to_q|to_k|to_v|to_kv|to_qkv)"
+    r"\.weight$",
+    r"\b(q_lin|k_lin|v_lin|query_proj|key_proj|value_proj|Wq|Wk|Wv|W_q|W_k|W_v)\.weight$",
+)
+
+
+class ParamGroups(list[dict[str, Any]]):
+    """A list of parameter groups that prints what is in them."""
+
+    def __str__(self) -> str:
+        lines = []
+        for group in self:
+            options = ", ".join(f"{k}={v}" for k, v in group.items() if k not in ("params", "name"))
+            names = [name for name, _ in group["params"]]
+            count = sum(param.numel() for _, param in group["params"])
+            shown = ", ".join(names[:4]) + (f", and {len(names) - 4} more" if names[4:] else "")
+            lines.append(
+                f"{group['name']} ({options}): {len(names)} tensors,"
+                f" {count:,} parameters: {shown or '(none)'}"
+            )
+        return "\n".join(lines)
+
+
+def attention_param_groups(
+    model: nn.Module,
+    p: float = 1.1,
+    rest: float | Mapping[str, Any] = 2.0,
+    patterns: Sequence[tuple[str, Mapping[str, Any]]] = (),
+    **options: Any,
+) -> ParamGroups:
+    """Groups for `MirrorDescent` or `MirrorAdam`: attention projections, and the rest.
+
+    Every parameter that requires a gradient is in exactly one group. A name is matched
+    (regular expressions, `re.search`) against `patterns` first, in order, then against
+    `ATTENTION_PATTERNS`; the first match wins and what matches nothing is the rest. A tensor
+    shared by several names goes by the first of them. `print` the result to see what was
+    grouped.
+
+    Args:
+        model: any module.
+        p: for query, key and value projections, packed ones included.
+        rest: p, or a dict of options, for everything else.
+        patterns: pairs of a pattern and the options of the group it makes.
+        options: options for all groups that do not set them themselves.
+
+    >>> model = nn.TransformerEncoderLayer(8, 2, dim_feedforward=16)
+    >>> groups = attention_param_groups(model, p=1.1, patterns=[("norm", {"p": 1.5})])
+    >>> print(groups)
+    norm (p=1.5): 4 tensors, 32 parameters: norm1.weight, norm1.bias, norm2.weight, norm2.bias
+    attention (p=1.1): 1 tensors, 192 parameters: self_attn.in_proj_weight
+    rest (p=2.0): 7 tensors, 376 parameters: self_attn.in_proj_bias, self_attn.out_proj.weight,
+    self_attn.out_proj.bias, linear1.weight, and 3 more
+    """
+    for pattern, _ in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"patterns has {pattern!r}, no regular expression: {error}") from None
+    rest_options = dict(rest) if isinstance(rest, Mapping) else {"p": rest}
+    groups = [
+        *({"name": pattern, **options, **own} for pattern, own in patterns),
+        {"name": "attention", **options, "p": p},
+        {"name": "rest", **options, **rest_options},
+    ]
+    members: list[list[tuple[str, nn.Parameter]]] = [[] for _ in groups]
+    for name, param in model.named_parameters():  # a shared tensor comes once
+        if param.requires_grad:
+            members[_choose(name, [pattern for pattern, _ in patterns])].append((name, param))
+    return ParamGroups(
+        {"params": params, **group} for params, group in zip(members, groups, strict=True) if params
+    )
+
+
+def _choose(name: str, patterns: Sequence[str]) -> int:
+    for i, pattern in enumerate(patterns):
+        if re.search(pattern, name):
+            return i
+    is_attention = any(re.search(pattern, name) for pattern in ATTENTION_PATTERNS)
+    return len(patterns) + (0 if is_attention else 1)

@@ -1,0 +1,90 @@
+"""Sums and maxima over parameters that may be spread over several processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate
+
+from mirrorhead.potential import power
+
+
+def local(x: Tensor) -> Tensor:
+    """The part of x that lives in this process, detached: the same memory."""
+    return (x.to_local() if isinstance(x, DTensor) else x).detach()
+
+
+def local_gradient(param: Tensor) -> Tensor:
+    """The gradient of this process's part of the parameter."""
+    grad = param.grad
+    assert grad is not None
+    if isinstance(param, DTensor) and isinstance(grad, DTensor):
+        grad = grad.redistribute(placements=param.placements)
+    return local(grad)
+
+
+def reduce_shards(
+    values: Tensor, params: Sequence[Tensor], reduction: Literal["sum", "max"]
+) -> Tensor:
+    """One number a parameter, reduced over the processes that hold a part of it."""
+    spread: dict[tuple, list[int]] = {}
+    for i, param in enumerate(params):
+        if isinstance(param, DTensor):
+            spread.setdefault((param.device_mesh, tuple(param.placements)), []).append(i)
+    for (mesh, placements), indices in spread.items():
+        partial = [Partial(reduction) if p.is_shard() else Replicate() for p in placements]
+        mine = values[indices].to(mesh.device_type)
+        whole = DTensor.from_local(mine, mesh, partial, run_check=False).full_tensor()
+        values[indices] = whole.to(values.device)
+    return values
+
+
+def nonfinite(params: Sequence[Tensor], grads: Sequence[Tensor]) -> list[int]:
+    """Indices of the parameters whose gradient has an inf or NaN anywhere."""
+    if not params:
+        return []
+    flags = reduce_shards(torch.tensor([float(_has_nonfinite(g)) for g in grads]), params, "max")
+    return flags.nonzero().flatten().tolist()
+
+
+def dual_norms(params: Sequence[Tensor], grads: Sequence[Tensor], q: float) -> Tensor:
+    """||g||_q of each gradient, in float64, divided by the largest entry on the way."""
+    largest = torch.tensor([_largest(g) for g in grads], dtype=torch.float64)
+    largest = reduce_shards(largest, params, "max")
+    sums = []
+    for g, scale in zip(grads, largest.tolist(), strict=True):
+        wide = g.to(torch.promote_types(g.dtype, torch.float32))
+        # One at a time: scale may be too small for its reciprocal to be finite.
+        sums.append(float(power(wide.abs() / scale, q).sum()) if scale and g.numel() else 0.0)
+    total = reduce_shards(torch.tensor(sums, dtype=torch.float64), params, "sum")
+    return largest * total.pow(1 / q)
+
+
+def combine_norms(norms: Tensor, q: float) -> Tensor:
+    """The q-norm of all tensors together from the q-norms of each."""
+    largest = norms.max()
+    return largest * (norms / largest).pow(q).sum().pow(1 / q) if largest > 0 else largest
+
+
+def root_mean_squares(params: Sequence[Tensor]) -> Tensor:
+    """The root mean square of each parameter, in float64."""
+    parts = [local(p).to(torch.promote_types(p.dtype, torch.float32)).flatten() for p in params]
+    sums = torch.tensor([float(x.double().square().sum()) for x in parts], dtype=torch.float64)
+    counts = torch.tensor([float(p.numel()) for p in params], dtype=torch.float64)
+    return (reduce_shards(sums, params, "sum") / counts.clamp_min(1)).sqrt()
+
+
+def _largest(g: Tensor) -> float:
+    return float(g.abs().max()) if g.numel() else 0.0
+
+
+def _has_nonfinite(g: Tensor) -> bool:
+    if g.device.type == "cpu" and g.is_contiguous() and g.dtype in (torch.float32, torch.float64):
+        # A dot product is the fastest pass there is; it may overflow, so a bad sign is checked.
+        flat = g.view(-1)
+        if bool(torch.isfinite(torch.dot(flat, flat))):
+            return False
+    return not bool(torch.isfinite(g).all())
