@@ -58,7 +58,7 @@ class PNorm:
 
     def value(self, w: Tensor, dims: Dims = None) -> Tensor:
         """psi(w) = (1/p) sum |w|^p."""
-        return _in_wide(lambda x: _sum(power(x.abs(), self.p), dims) / self.p, w)
+        return _in_wide(lambda x: _sum(_power(x.abs(), self.p), dims) / self.p, w)
 
     def norm(self, w: Tensor, dims: Dims = None) -> Tensor:
         """||w||_p, safe for entries of any size: `PNorm(3).norm` of 1e200 is 1e200.
@@ -195,7 +195,7 @@ def lp_norm(x: Tensor, p: float, dims: Dims = None, keepdim: bool = False) -> Te
     largest = magnitude.detach().amax(dims, keepdim=True)
     # A zero slice divides by 1: its norm is 0, and so is the subgradient chosen there.
     scale = torch.where(largest > 0, largest, torch.ones_like(largest))
-    total = power(magnitude / scale, p).sum(dims, keepdim=True)
+    total = _power(magnitude / scale, p).sum(dims, keepdim=True)
     is_zero = largest == 0
     root = torch.where(is_zero, torch.ones_like(total), total).pow(1 / p)
     norm = torch.where(is_zero, total, scale * root)
@@ -220,6 +220,11 @@ class _SignedPower(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
         return grads[0] * (ctx.exponent * x.abs().pow(ctx.exponent - 1)), None
+
+
+def _power(a: Tensor, exponent: float) -> Tensor:
+    """a**exponent for a >= 0, with its true derivative at 0."""
+    return _SignedPower.apply(a, exponent)  # pyright: ignore[reportReturnType]
 
 
 def _entry_divergence(a: Tensor, b: Tensor, p: float) -> Tensor:
@@ -254,8 +259,9 @@ def _entry_divergence(a: Tensor, b: Tensor, p: float) -> Tensor:
         torch.where(near, _series(small, p - 1, 1), ((1 + far) * gain - (p - 1) * far) / p),
         torch.where(near, (p - 1) * _series(small, p - 2, 0), (p - 1) / p * gain_p - gain),
     )
-    same_side = power(c.abs(), p) * bracket.clamp_min(0)
-    across = power(size_a, p) / p + power(size_b, p) * (1 - 1 / p) + power(size_b, p - 1) * size_a
+    same_side = _power(c.abs(), p) * bracket.clamp_min(0)
+    across = _power(size_a, p) / p + _power(size_b, p) * (1 - 1 / p)
+    across = across + _power(size_b, p - 1) * size_a
     return torch.where(apart, across, same_side)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -92,6 +92,10 @@ class MirrorOptimizer(Optimizer):
             if params:
                 group["step"] += 1
                 self._step_group(group, params, grads)
+        if self.state:  # torch's distributed checkpoint wants an entry for all or for none
+            for params, _ in work:
+                for param in params:
+                    self.state.setdefault(param, {})
         return loss
 
     @abstractmethod
@@ -123,25 +127,26 @@ class MirrorOptimizer(Optimizer):
             return None
         state = self.state[param]
         if storage not in state:
-            state[storage] = self._zeros(param)
+            state[storage] = self._zeros(param, wide_dtype(param.dtype))
             weight = local(param).to(wide_dtype(param.dtype))
             if storage == "dual":
                 weight = signed_power(weight, group["p"] - 1)
             local(state[storage]).copy_(weight)
         return local(state[storage])
 
-    def _buffer(self, param: Tensor, name: str) -> Tensor:
+    def _buffer(self, group: dict[str, Any], param: Tensor, name: str) -> Tensor:
         """A buffer (local part) that starts at zero."""
         state = self.state[param]
         if name not in state:
-            state[name] = self._zeros(param)
+            state[name] = self._zeros(param, self._buffer_dtype(group, param))
         return local(state[name])
 
-    def _zeros(self, param: Tensor) -> Tensor:
-        """Zeros laid out and sharded like the parameter, in float32 or better."""
-        return torch.zeros_like(
-            param, dtype=wide_dtype(param.dtype), memory_format=torch.preserve_format
-        )
+    def _buffer_dtype(self, group: dict[str, Any], param: Tensor) -> torch.dtype:
+        return wide_dtype(param.dtype)
+
+    def _zeros(self, param: Tensor, dtype: torch.dtype) -> Tensor:
+        """Zeros laid out and sharded like the parameter."""
+        return torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -169,19 +174,23 @@ class MirrorOptimizer(Optimizer):
             super().load_state_dict(state_dict)
         finally:
             handle.remove()
-        for param, saved in self._paired(final):
+        for group, param, saved in self._paired(final):
             for name, value in saved.items():
                 if name in self._tensor_state:
-                    dtype = wide_dtype(param.dtype)
+                    wide = name in ("dual", "wide")
+                    dtype = wide_dtype(param.dtype) if wide else self._buffer_dtype(group, param)
                     self.state[param][name] = value.to(device=param.device, dtype=dtype, copy=True)
                 elif isinstance(value, Tensor):
                     self.state[param][name] = value.clone()
 
-    def _paired(self, state_dict: dict[str, Any]) -> Iterable[tuple[Tensor, dict[str, Any]]]:
+    def _paired(
+        self, state_dict: dict[str, Any]
+    ) -> Iterator[tuple[dict[str, Any], Tensor, dict[str, Any]]]:
+        """(group, parameter, saved state) of the parameters that have any."""
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             for param, index in zip(group["params"], saved["params"], strict=True):
                 if index in state_dict["state"]:
-                    yield param, state_dict["state"][index]
+                    yield group, param, state_dict["state"][index]
 
     def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
         groups = state_dict["param_groups"]
@@ -201,7 +210,7 @@ class MirrorOptimizer(Optimizer):
                     f" this optimizer has p={mine['p']:g}; p={group['p']:g} is used from now on",
                     stacklevel=5,
                 )
-        for param, saved in self._paired(state_dict):
+        for _, param, saved in self._paired(state_dict):
             for name, value in saved.items():
                 if name not in self._tensor_state | self._scalar_state:
                     raise ValueError(f"state_dict holds {name!r}, unknown to {type(self).__name__}")

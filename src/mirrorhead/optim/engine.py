@@ -57,7 +57,7 @@ def run(
     stored: Sequence[Tensor | None],
     m: Sequence[Tensor | None],
     v: Sequence[Tensor | None],
-    numbers: Sequence[Sequence[float]],
+    numbers: Sequence[dict[int, float]],
     how: Implementation,
     stochastic_rounding: bool,
 ) -> None:
@@ -71,11 +71,13 @@ def run(
         its_rule = replace(rule, dtype=w.dtype, storage=storage, stochastic=stochastic)
         # foreach reads the numbers here; the others, on the weight's own device.
         device = torch.device("cpu") if how == "foreach" else w.device
-        row = tuple(numbers[i])
-        assert len(row) == NUMBERS
+        row = tuple(numbers[i].get(k, 0.0) for k in range(NUMBERS))
         key = (row, its_rule.wide, device)
         if key not in shared:
             shared[key] = torch.tensor(row, dtype=its_rule.wide, device=device)
+            if how == "fused":
+                # Else a weight as long as this would be taken to be so in every call.
+                torch._dynamo.mark_static(shared[key])
         noise = None
         if stochastic:
             noise = torch.randint(0, 1 << 16, w.shape, dtype=torch.int32, device=w.device)

@@ -6,8 +6,8 @@ polynomial on a small interval, the exponent bits of the number doing the rest:
     a = 2^n (1+f), 1+f in [sqrt(1/2), sqrt(2)):  log2(a) = n + f P(f)
     y = e log2(a) = m + r, |r| <= 1/2:           a^e     = 2^m (1 + r Q(r))
 
-The relative error is at most (4 + |e log2 a|) 2^-23, as with exp2(e*log2(a)) in float32.
-Results below the smallest normal number are 0; a = 1 gives 1 to the bit.
+The relative error is at most (4 + 2e + |e log2 a|) 2^-23, about that of exp2(e*log2(a)).
+Results below the smallest normal number are 0, above 2^127.5 inf; a = 1 gives 1 to the bit.
 """
 
 from __future__ import annotations

@@ -14,13 +14,15 @@ from torch import Tensor
 from torch.nn.functional import hardshrink, threshold_
 
 from mirrorhead.optim.kernels import (
-    BETA1,
     BETA2,
     DECAY,
     DITHER,
     EPS,
+    GAIN1,
+    GAIN2,
     GRAD_SCALE,
     LR,
+    MOMENTUM,
     ROOT_BIAS,
     Rule,
     base_weight,
@@ -94,18 +96,18 @@ def _direction(rule: Rule, batch: list[Leaf]) -> tuple[Sequence[Tensor], float]:
     d: Sequence[Tensor] = g
     if rule.kind == "adam":
         m, v = _list(batch, "m"), _list(batch, "v")
-        torch._foreach_lerp_(m, d, 1 - first[BETA1])
+        torch._foreach_lerp_(m, d, first[GAIN1])
         torch._foreach_mul_(v, first[BETA2])
-        torch._foreach_addcmul_(v, d, d, 1 - first[BETA2])
+        torch._foreach_addcmul_(v, d, d, first[GAIN2])
         root = torch._foreach_sqrt(v)
         torch._foreach_mul_(root, [row[ROOT_BIAS] for row in rows])
         torch._foreach_add_(root, first[EPS])
         d = torch._foreach_div(m, root)
     elif rule.momentum:
         m = _list(batch, "m")
-        torch._foreach_mul_(m, first[BETA1])
+        torch._foreach_mul_(m, first[MOMENTUM])
         torch._foreach_add_(m, d)
-        d = torch._foreach_add(d, m, alpha=first[BETA1]) if rule.nesterov else m
+        d = torch._foreach_add(d, m, alpha=first[MOMENTUM]) if rule.nesterov else m
     rates = [row[LR] for row in rows]
     if rates[0] > 1e-20 and all(rate == rates[0] for rate in rates):
         return d, rates[0]

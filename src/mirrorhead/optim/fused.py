@@ -40,7 +40,9 @@ def step_fused(rule: Rule, leaves: Sequence[Leaf]) -> None:
     for leaf in leaves:
         # Lengths 0 and 1 are special to torch.compile, and too short to gain anything.
         if leaf.w.numel() > 1 and (view := leaf.flat()) is not None:
-            flat.append(view)
+            # Without .data each would be known as a view, and compiled for its base's shape.
+            flat.append(view.without_bases())
+            torch.autograd.graph.increment_version(leaf.w)
         else:
             leaf.step(replace(rule, defer=False))
     whole = len(flat) - len(flat) % _HANDFUL

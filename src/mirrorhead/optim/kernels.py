@@ -29,8 +29,9 @@ from mirrorhead.potential import TORCH, inverse_exponent, power, signed_power
 Storage = Literal["primal", "dual", "wide"]
 
 # The numbers of a step, in one small tensor so that none of them is compiled in.
-LR, DECAY, DITHER, GRAD_SCALE, BETA1, BETA2, EPS, ROOT_BIAS = range(8)
-NUMBERS = 8
+# GAIN is 1 - beta, which float32 could not take from beta without losing digits.
+LR, DECAY, DITHER, GRAD_SCALE, MOMENTUM, GAIN1, BETA2, GAIN2, EPS, ROOT_BIAS = range(10)
+NUMBERS = 10
 
 _FAST = TORCH._replace(pow=fast_power)
 
@@ -102,11 +103,11 @@ def accumulate(
     g = scaled_gradient(rule, g, h)
     if rule.kind == "adam":
         assert m is not None and v is not None
-        m = m + (1 - h[BETA1]) * (g - m)
-        v = h[BETA2] * v + (1 - h[BETA2]) * g * g
+        m = m + h[GAIN1] * (g - m)
+        v = h[BETA2] * v + h[GAIN2] * (g * g)
     elif rule.momentum:
         assert m is not None
-        m = h[BETA1] * m + g
+        m = h[MOMENTUM] * m + g
     return g, m, v
 
 
@@ -122,7 +123,7 @@ def direction(rule: Rule, g: Tensor, m: Tensor | None, v: Tensor | None, h: Tens
         return m / (v.sqrt() * h[ROOT_BIAS] + h[EPS])
     if rule.momentum:
         assert m is not None
-        return g + h[BETA1] * m if rule.nesterov else m
+        return g + h[MOMENTUM] * m if rule.nesterov else m
     return g
 
 

@@ -40,6 +40,12 @@ class Leaf(NamedTuple):
             w[start:stop], g[start:stop], *cut, h, noise if noise is None else noise[start:stop]
         )
 
+    def without_bases(self) -> Leaf:
+        """The same tensors, but h, unaware of what they are views of."""
+        w, g, stored, m, v, h, noise = self
+        kept = [x if x is None else x.data for x in (stored, m, v)]
+        return Leaf(w.data, g.data, *kept, h, noise if noise is None else noise.data)
+
     def flat(self) -> Leaf | None:
         """The same memory as one-dimensional views, or None where that cannot be had."""
         w, g, stored, m, v, h, noise = self

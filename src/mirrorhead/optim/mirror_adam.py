@@ -12,7 +12,18 @@ from torch.optim.adamw import adamw
 from mirrorhead.optim.base import MirrorOptimizer, Params, check_number
 from mirrorhead.optim.engine import dither as dither_of
 from mirrorhead.optim.engine import implementation, run, wide_dtype
-from mirrorhead.optim.kernels import Rule
+from mirrorhead.optim.kernels import (
+    BETA2,
+    DECAY,
+    DITHER,
+    EPS,
+    GAIN1,
+    GAIN2,
+    GRAD_SCALE,
+    LR,
+    ROOT_BIAS,
+    Rule,
+)
 from mirrorhead.optim.sharded import local, root_mean_squares
 
 
@@ -86,15 +97,15 @@ class MirrorAdam(MirrorOptimizer):
     def _step_group(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
         new = [param for param in params if "rms" not in self.state[param]]
         for param, rms in zip(new, root_mean_squares(new).tolist() if new else [], strict=True):
-            self.state[param]["rms"] = torch.tensor(rms)
+            self.state[param]["rms"] = torch.tensor(rms, dtype=torch.float64)
             self.state[param]["step"] = torch.tensor(0.0)
         states = [self.state[param] for param in params]
         mirror_adam(
             [local(param) for param in params],
             grads,
             [None if is_adamw(group["p"], w.dtype) else self._kept(group, w) for w in params],
-            [self._buffer(param, "exp_avg") for param in params],
-            [self._buffer(param, "exp_avg_sq") for param in params],
+            [self._buffer(group, param, "exp_avg") for param in params],
+            [self._buffer(group, param, "exp_avg_sq") for param in params],
             [state["step"] for state in states],
             rms=[max(float(state["rms"]), group["rms_floor"]) for state in states],
             lr=group["lr"],
@@ -174,11 +185,20 @@ def mirror_adam(
     for i in others:
         steps[i].add_(1)
         count = float(steps[i])
-        first, root = 1 - beta1**count, (1 - beta2**count) ** -0.5
         scale = (p - 1) * rms[i] ** (p - 2)
-        sign = -1.0 if maximize else 1.0
-        decay = rate * weight_decay
-        numbers.append((rate * scale / first, decay, dither, sign, beta1, beta2, eps, root))
+        numbers.append(
+            {
+                LR: rate * scale / (1 - beta1**count),
+                DECAY: rate * weight_decay,
+                DITHER: dither,
+                GRAD_SCALE: -1.0 if maximize else 1.0,
+                GAIN1: 1 - beta1,
+                BETA2: beta2,
+                GAIN2: 1 - beta2,
+                EPS: eps,
+                ROOT_BIAS: (1 - beta2**count) ** -0.5,
+            }
+        )
     rule = Rule(
         p=p,
         kind="adam",

@@ -12,7 +12,7 @@ from torch.optim.sgd import sgd
 from mirrorhead.optim.base import MirrorOptimizer, Params, check_number
 from mirrorhead.optim.engine import dither as dither_of
 from mirrorhead.optim.engine import implementation, run, wide_dtype
-from mirrorhead.optim.kernels import Rule
+from mirrorhead.optim.kernels import DECAY, DITHER, GRAD_SCALE, LR, MOMENTUM, Rule
 from mirrorhead.optim.sharded import combine_norms, dual_norms, local
 from mirrorhead.potential import dual_exponent
 
@@ -88,12 +88,17 @@ class MirrorDescent(MirrorOptimizer):
         if options["nesterov"] and not options["momentum"]:
             raise ValueError("nesterov=True needs momentum greater than 0")
 
+    def _buffer_dtype(self, group: dict[str, Any], param: Tensor) -> torch.dtype:
+        if is_sgd(group["p"], group["stochastic_rounding"])(param):
+            return param.dtype  # as torch's SGD has it
+        return super()._buffer_dtype(group, param)
+
     def _step_group(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
         scales = [1.0] * len(params)
         if group["normalize"]:
             scales = _inverse_norms(params, grads, group["p"], group["normalize"])
         buffers = [
-            self._buffer(param, "momentum_buffer") if group["momentum"] else None
+            self._buffer(group, param, "momentum_buffer") if group["momentum"] else None
             for param in params
         ]
         plain = is_sgd(group["p"], group["stochastic_rounding"])
@@ -200,7 +205,13 @@ def mirror_descent(
             [momentum_buffers[i] for i in indices],
             [None] * len(indices),
             [
-                (rate, rate * weight_decay, dither, sign * scales[i], momentum, 0.0, 0.0, 0.0)
+                {
+                    LR: rate,
+                    DECAY: rate * weight_decay,
+                    DITHER: dither,
+                    GRAD_SCALE: sign * scales[i],
+                    MOMENTUM: momentum,
+                }
                 for i in indices
             ],
             how,

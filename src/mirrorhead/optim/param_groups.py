@@ -13,10 +13,16 @@ from torch import nn
 ATTENTION_PATTERNS = (
     r"\bin_proj_weight$",  # torch.nn.MultiheadAttention, packed
     r"\b[qkv]_proj_weight$",  # the same, with kdim or vdim of their own
-    r"\b(qkv|qkv_proj|query_key_value|c_attn|in_proj|Wqkv)\.weight$",  # packed
-    r"\b(q|k|v|kv|q_proj|k_proj|v_proj|kv_proj|query|key|value|to_q|to_k|to_v|to_kv|to_qkv)"
-    r"\.weight$",
-    r"\b(q_lin|k_lin|v_lin|query_proj|key_proj|value_proj|Wq|Wk|Wv|W_q|W_k|W_v)\.weight$",
+    # Packed. A bare in_proj counts inside attention alone: Mamba's is something else.
+    r"\b(qkv|qkv_proj|to_qkv|Wqkv|query_key_value|query_key|c_attn|q_attn|in_proj_qkvz?)\.weight$",
+    r"(?i)att\w*\.(self\.)?in_proj\.weight$",
+    # One by one. RWKV calls the two halves of its feed-forward key and value.
+    r"(?<!feed_forward\.)\b(query|key|value)(_proj|_global)?\.weight$",
+    r"\b(to|projection|layout|[ew]2[ew])_(query|key|value)\.weight$",
+    r"\b(q|k|v|kv)(_proj|_lin|_head)?\.weight$",
+    r"\b(W|W_|to_|linear_|project_)(q|k|v|kv)\.weight$",
+    r"\b(q|kv)_[ab]_proj(_with_mqa)?\.weight$",  # DeepSeek's products of two thin matrices
+    r"\brel_attn\.[qkv]$",  # XLNet
 )
 
 

@@ -35,7 +35,8 @@ def reduce_shards(
         if isinstance(param, DTensor):
             spread.setdefault((param.device_mesh, tuple(param.placements)), []).append(i)
     for (mesh, placements), indices in spread.items():
-        partial = [Partial(reduction) if p.is_shard() else Replicate() for p in placements]
+        # Not is_shard(): the strided shards of FSDP over tensor parallelism say no to it.
+        partial = [Replicate() if p.is_replicate() else Partial(reduction) for p in placements]
         mine = values[indices].to(mesh.device_type)
         whole = DTensor.from_local(mine, mesh, partial, run_check=False).full_tensor()
         values[indices] = whole.to(values.device)

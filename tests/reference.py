@@ -1,0 +1,69 @@
+"""The optimizers as their formulas, in float64: what every implementation must agree with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def mirror(w: Tensor, p: float) -> Tensor:
+    return w.sign() * w.abs() ** (p - 1)
+
+
+def inverse(u: Tensor, p: float) -> Tensor:
+    return u.sign() * u.abs() ** (1 / (p - 1))
+
+
+def descend(
+    weights: Sequence[Tensor],
+    gradients: Sequence[Sequence[Tensor]],  # [step][tensor]
+    lr: float,
+    p: float,
+    momentum: float = 0,
+    weight_decay: float = 0,
+    normalize: str | None = None,
+    nesterov: bool = False,
+    maximize: bool = False,
+) -> list[Tensor]:
+    q = p / (p - 1)
+    u = [mirror(w.double(), p) for w in weights]
+    m = [torch.zeros_like(x) for x in u]
+    for gs in gradients:
+        gs = [-g.double() if maximize else g.double() for g in gs]
+        norms = [torch.linalg.vector_norm(g, q) for g in gs]
+        if normalize == "global":
+            norms = [torch.linalg.vector_norm(torch.stack(norms), q)] * len(gs)
+        for i, g in enumerate(gs):
+            if normalize and norms[i] > 0:
+                g = g / norms[i]
+            m[i] = momentum * m[i] + g
+            d = g + momentum * m[i] if nesterov else m[i]
+            u[i] = (1 - lr * weight_decay) * u[i] - lr * d
+    return [inverse(x, p) for x in u]
+
+
+def adam(
+    weights: Sequence[Tensor],
+    gradients: Sequence[Sequence[Tensor]],
+    lr: float,
+    p: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0,
+    rms_floor: float = 1e-2,
+    maximize: bool = False,
+) -> list[Tensor]:
+    result = []
+    for i, w in enumerate(weights):
+        rms = w.double().square().mean().sqrt().clamp_min(rms_floor) if w.numel() else 1.0
+        u, m, v = mirror(w.double(), p), 0.0, 0.0
+        for k, gs in enumerate(gradients, start=1):
+            g = -gs[i].double() if maximize else gs[i].double()
+            m = betas[0] * m + (1 - betas[0]) * g
+            v = betas[1] * v + (1 - betas[1]) * g**2
+            d = (m / (1 - betas[0] ** k)) / ((v / (1 - betas[1] ** k)).sqrt() + eps)
+            u = (1 - lr * weight_decay) * u - lr * (p - 1) * rms ** (p - 2) * d
+        result.append(inverse(u, p))
+    return result

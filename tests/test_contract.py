@@ -1,0 +1,242 @@
+"""The contract: loop, foreach and fused all agree with the formula of tests/reference.py.
+
+Weights are compared in the dual, where the step is taken: |mirror(w) - u| is at most a few
+roundings of the largest number met on the way, whatever 1/(p-1) does to it afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import reference
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from mirrorhead import MirrorAdam, MirrorDescent
+
+LOOP: dict[str, Any] = {"foreach": False, "fused": False}
+FOREACH: dict[str, Any] = {"foreach": True}
+FUSED: dict[str, Any] = {"fused": True}
+
+shapes = st.lists(
+    st.lists(st.integers(0, 7), min_size=0, max_size=3).map(tuple), min_size=1, max_size=4
+)
+p_values = st.sampled_from([1.05, 1.1, 1.5, 1.75, 2.0, 2.7, 3.0, 6.0]) | st.floats(1.05, 8)
+
+
+def train(optimizer: torch.optim.Optimizer, gradients: Sequence[Sequence[Tensor]]) -> None:
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    for gs in gradients:
+        for param, g in zip(params, gs, strict=True):
+            param.grad = g.to(param.dtype, copy=True)  # SGD may write to it
+        optimizer.step()
+
+
+def make(
+    tensor_shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, seed: int, steps: int = 4
+) -> tuple[list[nn.Parameter], list[list[Tensor]]]:
+    """Parameters, some of them with zeros, and gradients, some of them zero."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = [torch.randn(s, generator=generator, dtype=torch.float64) for s in tensor_shapes]
+    for w in weights:
+        w[torch.rand(w.shape, generator=generator) < 0.2] = 0
+    gradients = [
+        [torch.randn(s, generator=generator, dtype=torch.float64).to(dtype) for s in tensor_shapes]
+        for _ in range(steps)
+    ]
+    for g in gradients[0]:
+        g[torch.rand(g.shape, generator=generator) < 0.2] = 0
+    return [nn.Parameter(w.to(dtype)) for w in weights], gradients
+
+
+def assert_agrees(params: Sequence[Tensor], expected: Sequence[Tensor], p: float) -> None:
+    for got, want in zip(params, expected, strict=True):
+        assert got.isfinite().all()
+        if not got.numel():
+            continue
+        wide = torch.promote_types(got.dtype, torch.float32)
+        u, target = reference.mirror(got.double(), p), reference.mirror(want, p)
+        # Rounding w to its dtype moves u by (p-1) eps |u|; steps are of size 1 at most.
+        eps = torch.finfo(wide).eps * 64 * max(1, p) + torch.finfo(got.dtype).eps * (p - 1)
+        scale = torch.maximum(target.abs(), torch.tensor(1.0, dtype=torch.float64))
+        slack = eps * scale + torch.finfo(got.dtype).tiny ** (p - 1) * 2
+        assert ((u - target).abs() <= slack).all()
+
+
+def check_descent(
+    implementation: dict[str, Any],
+    tensor_shapes: Sequence[tuple[int, ...]],
+    dtype: torch.dtype,
+    seed: int,
+    **options: Any,
+) -> None:
+    params, gradients = make(tensor_shapes, dtype, seed)
+    expected = reference.descend([q.detach() for q in params], gradients, **options)
+    train(MirrorDescent(params, **options, **implementation), gradients)
+    assert_agrees(params, expected, options["p"])
+
+
+descent_options = st.fixed_dictionaries(
+    {
+        "lr": st.floats(1e-3, 0.1),
+        "p": p_values,
+        "momentum": st.sampled_from([0, 0.9]),
+        "weight_decay": st.sampled_from([0, 0.1]),
+        "normalize": st.sampled_from([None, "tensor", "global"]),
+        "maximize": st.booleans(),
+    }
+)
+dtypes = st.sampled_from([torch.float32, torch.float64])
+
+
+@pytest.mark.parametrize("implementation", [LOOP, FOREACH], ids=["loop", "foreach"])
+@given(shapes, dtypes, st.integers(0, 1000), descent_options, st.booleans())
+def test_descent(
+    implementation: dict[str, Any],
+    tensor_shapes: list[tuple[int, ...]],
+    dtype: torch.dtype,
+    seed: int,
+    options: dict[str, Any],
+    nesterov: bool,
+) -> None:
+    nesterov = nesterov and options["momentum"] > 0
+    check_descent(implementation, tensor_shapes, dtype, seed, nesterov=nesterov, **options)
+
+
+# A kernel takes seconds to compile: these rules, and any shapes and numbers.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fixed",
+    [
+        {"p": 1.1},
+        {"p": 1.1, "momentum": 0.9, "weight_decay": 0.1},
+        {"p": 1.5, "momentum": 0.9, "nesterov": True},
+        {"p": 1.3, "maximize": True},
+        {"p": 1.75, "normalize": "tensor"},
+        {"p": 2.0, "momentum": 0.9, "weight_decay": 0.1},
+        {"p": 2.7},
+        {"p": 3.0, "weight_decay": 0.1},
+        {"p": 6.0, "normalize": "global"},
+    ],
+    ids=lambda fixed: "-".join(f"{k}={v}" for k, v in fixed.items()),
+)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@given(shapes, st.integers(0, 1000), st.floats(1e-3, 0.1))
+def test_descent_fused(
+    fixed: dict[str, Any], tensor_shapes: list[tuple[int, ...]], seed: int, lr: float
+) -> None:
+    check_descent(FUSED, tensor_shapes, torch.float32, seed, lr=lr, **fixed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("p", [1.1, 1.3])
+def test_descent_fused_float64(p: float) -> None:
+    check_descent(FUSED, [(3, 5), (17,)], torch.float64, 0, lr=0.05, p=p)
+
+
+adam_options = st.fixed_dictionaries(
+    {
+        "lr": st.floats(1e-4, 1e-2),
+        "p": p_values,
+        "weight_decay": st.sampled_from([0, 0.1]),
+        "maximize": st.booleans(),
+    }
+)
+
+
+def check_adam(
+    implementation: dict[str, Any],
+    tensor_shapes: Sequence[tuple[int, ...]],
+    dtype: torch.dtype,
+    seed: int,
+    **options: Any,
+) -> None:
+    params, gradients = make(tensor_shapes, dtype, seed)
+    expected = reference.adam([q.detach() for q in params], gradients, **options)
+    train(MirrorAdam(params, **options, **implementation), gradients)
+    assert_agrees(params, expected, options["p"])
+
+
+@pytest.mark.parametrize("implementation", [LOOP, FOREACH], ids=["loop", "foreach"])
+@given(shapes, dtypes, st.integers(0, 1000), adam_options)
+def test_adam(
+    implementation: dict[str, Any],
+    tensor_shapes: list[tuple[int, ...]],
+    dtype: torch.dtype,
+    seed: int,
+    options: dict[str, Any],
+) -> None:
+    check_adam(implementation, tensor_shapes, dtype, seed, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fixed",
+    [{"p": 1.1}, {"p": 1.5, "weight_decay": 0.1}, {"p": 1.3, "maximize": True}, {"p": 2.0}]
+    + [{"p": 2.7}, {"p": 3.0}],
+    ids=lambda fixed: "-".join(f"{k}={v}" for k, v in fixed.items()),
+)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@given(shapes, st.integers(0, 1000), st.floats(1e-4, 1e-2))
+def test_adam_fused(
+    fixed: dict[str, Any], tensor_shapes: list[tuple[int, ...]], seed: int, lr: float
+) -> None:
+    check_adam(FUSED, tensor_shapes, torch.float32, seed, lr=lr, **fixed)
+
+
+@pytest.mark.parametrize("implementation", [LOOP, FOREACH, FUSED], ids=["loop", "foreach", "fused"])
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_p_2_is_sgd_to_the_bit(
+    implementation: dict[str, Any], options: dict[str, Any], dtype: torch.dtype
+) -> None:
+    shapes_ = [(5, 7), (), (33,)]
+    params, gradients = make(shapes_, dtype, 0, steps=10)
+    twins = [nn.Parameter(q.detach().clone()) for q in params]
+    train(MirrorDescent(params, lr=0.03, p=2, **options, **implementation), gradients)
+    train(torch.optim.SGD(twins, lr=0.03, **options, **implementation), gradients)
+    assert all(torch.equal(a, b) for a, b in zip(params, twins, strict=True))
+
+
+@pytest.mark.parametrize("implementation", [LOOP, FOREACH, FUSED], ids=["loop", "foreach", "fused"])
+def test_p_2_is_adamw(implementation: dict[str, Any]) -> None:
+    params, gradients = make([(5, 7), (), (33,)], torch.float32, 0, steps=10)
+    twins = [nn.Parameter(q.detach().clone()) for q in params]
+    train(MirrorAdam(params, lr=0.01, p=2, weight_decay=0.1, **implementation), gradients)
+    train(torch.optim.AdamW(twins, lr=0.01, weight_decay=0.1, **implementation), gradients)
+    assert all(torch.equal(a, b) for a, b in zip(params, twins, strict=True))
+
+
+@pytest.mark.slow
+def test_handfuls_of_tensors() -> None:
+    """More tensors than one compiled call takes, with one too short for it among them."""
+    many = [(n, 3) for n in range(1, 11)] + [(), (1,), (0,)]
+    check_descent(FUSED, many, torch.float32, 0, lr=0.05, p=1.1)
+    check_adam(FUSED, many, torch.float32, 0, lr=0.005, p=1.1)
+
+
+@pytest.mark.parametrize("implementation", [LOOP, FOREACH, FUSED], ids=["loop", "foreach", "fused"])
+def test_any_memory_layout(implementation: dict[str, Any]) -> None:
+    """Transposed, channels-last and sliced weights, and gradients laid out otherwise."""
+    base = torch.randn(4, 6, 5, 3)
+
+    def layouts() -> list[Tensor]:
+        return [
+            base[..., 0, 0].contiguous().t(),
+            base.to(memory_format=torch.channels_last),
+            base.flatten().clone()[::2],
+            base.clone()[:, 1:3, 0, 0],
+        ]
+
+    gradient = [torch.randn(x.shape) for x in layouts()]
+    plain = [nn.Parameter(x.contiguous().clone()) for x in layouts()]
+    params = [nn.Parameter(x) for x in layouts()]
+    assert [q.is_contiguous() for q in params] == [False] * 4
+    for weights in (plain, params):
+        train(MirrorDescent(weights, lr=0.1, p=1.1, momentum=0.9, **implementation), [gradient] * 3)
+    for a, b in zip(plain, params, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-10)

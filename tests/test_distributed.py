@@ -1,0 +1,21 @@
+"""Two processes against one: DDP, FSDP2, other layouts, distributed checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
+
+from distributed_worker import SUITES, WORLD, main
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not dist.is_available(), reason="torch was built without distributed"),
+]
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_two_processes_are_as_one(suite: str, tmp_path: Path) -> None:
+    spawn(main, args=(suite, str(tmp_path)), nprocs=WORLD)

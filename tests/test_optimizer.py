@@ -1,0 +1,598 @@
+"""What torch's optimizers promise, and what is ours: dual state, edits, precision, checks."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import reference
+import torch
+from torch import Tensor, nn
+
+from mirrorhead import MirrorAdam, MirrorDescent
+from mirrorhead.optim import fused, mirror_adam, mirror_descent
+from mirrorhead.optim.fast_power import fast_power
+
+IMPLEMENTATIONS: dict[str, dict[str, Any]] = {
+    "loop": {"foreach": False, "fused": False},
+    "foreach": {"foreach": True},
+    "fused": {"fused": True},
+}
+each_implementation = pytest.mark.parametrize(
+    "how", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS.keys()
+)
+each_optimizer = pytest.mark.parametrize("cls", [MirrorDescent, MirrorAdam])
+How = dict[str, Any]
+Optimizers = type[MirrorDescent] | type[MirrorAdam]
+
+
+def parameter(*shape: int, dtype: torch.dtype = torch.float32, scale: float = 0.1) -> nn.Parameter:
+    param = nn.Parameter((torch.randn(shape) * scale).to(dtype))
+    param.grad = torch.randn(shape).to(dtype)
+    return param
+
+
+def steps(optimizer: torch.optim.Optimizer, count: int, zero: bool = False) -> None:
+    for _ in range(count):
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                param.grad = torch.zeros_like(param) if zero else torch.randn_like(param)
+        optimizer.step()
+
+
+# Precision
+
+
+@pytest.mark.slow
+@each_implementation
+def test_weights_at_zero_move_as_they_should(how: How) -> None:
+    """float32, p = 1.1, from 0, gradients of 1e-4, lr 1e-2, 1e5 steps: within 1e-3."""
+    gradient = 1e-4 * torch.tensor([1.0, -1.0, 0.9, 1.1, 0.77, -1.23, 0.5, 2.0])
+    param = nn.Parameter(torch.zeros(8))
+    param.grad = gradient.clone()
+    optimizer = MirrorDescent([param], lr=1e-2, p=1.1, **how)
+    count = 100_000
+    for _ in range(count):
+        optimizer.step()
+    u = torch.zeros(8, dtype=torch.float64)
+    for _ in range(count):
+        u -= 1e-2 * gradient.double()
+    expected = reference.inverse(u, 1.1)
+    assert ((param.double() - expected).abs() <= 1e-3 * expected.abs()).all()
+
+
+@each_implementation
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("p", [1.1, 1.5, 1.75, 3, 6])
+def test_zero_gradients_change_no_bit(how: How, p: float, dtype: torch.dtype) -> None:
+    values = [torch.randn(200), torch.randn(200) * 1e-3, torch.zeros(8)]
+    values += [2.0 ** torch.arange(-20, 8), torch.full((3,), 1e-7)]
+    param = nn.Parameter(torch.cat(values).to(dtype))
+    before = param.detach().clone()
+    steps(optimizer := MirrorDescent([param], lr=0.1, p=p, **how), 1000, zero=True)
+    assert torch.equal(param, before)
+    # ... and after moving, too.
+    steps(optimizer, 3)
+    before = param.detach().clone()
+    steps(optimizer, 100, zero=True)
+    assert torch.equal(param, before)
+
+
+@each_implementation
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("p", [1.1, 3.0])
+def test_half_precision_follows_float32(how: How, p: float, dtype: torch.dtype) -> None:
+    """Steps far below the resolution of the parameter add up in the state."""
+    param = nn.Parameter((torch.rand(50) + 0.5).to(dtype))
+    twin = nn.Parameter(param.detach().float())
+    for weights in (param, twin):
+        optimizer = MirrorDescent([weights], lr=1e-4, p=p, **how)
+        torch.manual_seed(1)
+        for _ in range(300):
+            weights.grad = torch.rand(50).to(dtype).to(weights.dtype)
+            optimizer.step()
+    apart = (twin - param.float()).abs() / twin.abs()
+    assert (apart <= torch.finfo(dtype).eps).all()
+
+
+@each_implementation
+@pytest.mark.parametrize("keep_dual", [True, False])
+def test_stochastic_rounding_is_unbiased(how: How, keep_dual: bool) -> None:
+    """Without state, bf16 weights lose small steps unless rounding is random."""
+    start, lr, count = 1.0, 1e-4, 200
+    results = {}
+    for stochastic in (False, True):
+        param = nn.Parameter(torch.full((4000,), start, dtype=torch.bfloat16))
+        optimizer = MirrorDescent(
+            [param], lr=lr, p=3, keep_dual=keep_dual, stochastic_rounding=stochastic, **how
+        )
+        for _ in range(count):
+            param.grad = torch.ones_like(param)
+            optimizer.step()
+        results[stochastic] = param.float().mean().item()
+    expected = (start - lr * count) ** 0.5  # u = w^2
+    assert results[True] == pytest.approx(expected, abs=3e-4)
+    if not keep_dual:
+        assert results[False] == start
+
+
+def test_stochastic_rounding_takes_either_neighbour() -> None:
+    param = nn.Parameter(torch.full((10_000,), 1.0, dtype=torch.bfloat16))
+    param.grad = torch.full_like(param, 1.0)
+    MirrorDescent([param], lr=2.0**-9, p=2, stochastic_rounding=True).step()
+    values, counts = param.float().unique(return_counts=True)
+    below = 1 - 2.0**-8
+    assert values.tolist() == [below, 1.0]  # 1 - 2^-9 lies half way between them
+    assert abs(counts[0].item() / 10_000 - 0.5) < 0.03
+
+
+@pytest.mark.parametrize("exponent", [1 / 3, 0.7, 1.7, 10 / 3, 9.3])
+def test_fast_power(exponent: float) -> None:
+    a = torch.cat([torch.exp(torch.randn(20_000) * 6), torch.tensor([1.0, 0.0, 1e-45, 1e-38])])
+    exact = a.double() ** exponent
+    got = fast_power(a, exponent).double()
+    normal = (exact > 2e-38) & (exact < 2e38) & (a > 2e-38)
+    bound = (4 + 2 * exponent + (exponent * a.double().log2()).abs()) * 2.0**-23
+    assert ((got / exact - 1).abs() <= bound)[normal].all()
+    assert normal.sum() > 15_000
+    assert fast_power(torch.ones(1), exponent) == 1
+    assert fast_power(torch.zeros(1), exponent) == 0
+    assert fast_power(torch.full((1,), 3e38), 9.3).isinf()
+
+
+# Edits from outside
+
+
+@each_implementation
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("p", [1.1, 1.3, 1.5, 3.0])
+def test_edits_of_the_weights_are_noticed(how: How, p: float, dtype: torch.dtype) -> None:
+    """Pruned, clamped and loaded weights go on from where they were put."""
+    param = parameter(64, dtype=dtype, scale=1.0)
+    optimizer = MirrorDescent([param], lr=0.01, p=p, **how)
+    steps(optimizer, 3)
+    param.data[:16] = 0  # pruning
+    param.data[16:32].clamp_(-0.1, 0.1)
+    param.data[32:48] = param.data[32:48].flip(0)  # a permutation
+    edited = param.detach().clone()
+    gradient = torch.randn(64).to(dtype)
+    gradient[:4] = gradient[16:20] = 0
+    param.grad = gradient
+    optimizer.step()
+    expected = reference.descend([edited], [[gradient]], lr=0.01, p=p)[0]
+    rtol = {torch.float32: 2e-4, torch.float64: 1e-9, torch.bfloat16: 2e-2}[dtype]
+    torch.testing.assert_close(param.double(), expected, rtol=rtol, atol=1e-12)
+    assert torch.equal(param[:4], edited[:4])
+    assert torch.equal(param[16:20], edited[16:20])
+
+
+@each_implementation
+def test_tiny_weights_can_be_pruned(how: How) -> None:
+    """Weights of 1e-25 set to 0 stay 0, though the difference is next to nothing."""
+    param = nn.Parameter(torch.full((100,), 1e-25))
+    optimizer = MirrorDescent([param], lr=1e-6, p=1.1, **how)
+    steps(optimizer, 2)
+    assert param.all()
+    param.data.zero_()
+    steps(optimizer, 3, zero=True)
+    assert not param.any()
+
+
+@each_implementation
+def test_a_new_p_in_mid_run(how: How) -> None:
+    param = parameter(50)
+    optimizer = MirrorDescent([param], lr=0.01, p=1.1, **how)
+    steps(optimizer, 3)
+    optimizer.param_groups[0]["p"] = 1.5
+    before, gradient = param.detach().clone(), torch.randn(50)
+    param.grad = gradient
+    optimizer.step()
+    expected = reference.descend([before], [[gradient]], lr=0.01, p=1.5)[0]
+    torch.testing.assert_close(param.double(), expected, rtol=1e-4, atol=1e-12)
+
+
+# State
+
+
+@pytest.mark.parametrize(
+    ("p", "dtype", "options", "names"),
+    [
+        (1.1, torch.float32, {}, {"dual"}),
+        (1.1, torch.float32, {"momentum": 0.9}, {"dual", "momentum_buffer"}),
+        (1.1, torch.float32, {"keep_dual": False}, set()),
+        (2.0, torch.float32, {}, set()),
+        (2.0, torch.bfloat16, {}, set()),
+        (3.0, torch.float32, {}, set()),
+        (3.0, torch.bfloat16, {}, {"wide"}),
+        (1.1, torch.bfloat16, {}, {"dual"}),
+    ],
+)
+def test_state_is_no_more_than_needed(
+    p: float, dtype: torch.dtype, options: dict[str, Any], names: set[str]
+) -> None:
+    param = parameter(5, dtype=dtype)
+    optimizer = MirrorDescent([param], lr=0.1, p=p, **options)
+    optimizer.step()
+    assert set(optimizer.state[param]) == names
+    assert all(x.dtype == torch.float32 for x in optimizer.state[param].values())
+
+
+@each_implementation
+@each_optimizer
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_state_dict_resumes_to_the_bit(how: How, cls: Optimizers, dtype: torch.dtype) -> None:
+    def fresh() -> tuple[list[nn.Parameter], Any]:
+        torch.manual_seed(0)
+        params = [parameter(4, 3, dtype=dtype), parameter(7, dtype=dtype)]
+        groups = [{"params": params[:1]}, {"params": params[1:], "p": 3.0}]
+        return params, cls(groups, lr=0.01, p=1.1, weight_decay=0.1, **how)
+
+    params, optimizer = fresh()
+    steps(optimizer, 3)
+    saved = copy.deepcopy([q.detach() for q in params]), pickle.dumps(optimizer.state_dict())
+    torch.manual_seed(5)
+    steps(optimizer, 3)
+
+    twins, other = fresh()
+    for twin, value in zip(twins, saved[0], strict=True):
+        twin.data.copy_(value)
+    other.load_state_dict(pickle.loads(saved[1]))
+    for state in other.state.values():
+        assert all(x.dtype != torch.bfloat16 for x in state.values())
+    torch.manual_seed(5)
+    steps(other, 3)
+    assert all(torch.equal(a, b) for a, b in zip(params, twins, strict=True))
+
+
+def test_loading_does_not_alias_the_checkpoint() -> None:
+    param = parameter(4)
+    optimizer = MirrorDescent([param], lr=0.1)
+    optimizer.step()
+    saved = optimizer.state_dict()
+    kept = copy.deepcopy(saved)
+    other = MirrorDescent([parameter(4)], lr=0.1)
+    other.load_state_dict(saved)
+    steps(other, 2)
+    assert torch.equal(saved["state"][0]["dual"], kept["state"][0]["dual"])
+
+
+def test_load_state_dict_hooks_are_heeded() -> None:
+    """A pre-hook may reorder the state, as torch's recipe for named parameters does."""
+    a, b = parameter(3), parameter(3)
+    optimizer = MirrorDescent([a, b], lr=0.1)
+    optimizer.step()
+    other = MirrorDescent([parameter(3), parameter(3)], lr=0.1)
+
+    def swap(_: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
+        state = state_dict["state"]
+        return {**state_dict, "state": {0: state[1], 1: state[0]}}
+
+    other.register_load_state_dict_pre_hook(swap)
+    other.load_state_dict(optimizer.state_dict())
+    first = other.param_groups[0]["params"][0]
+    assert torch.equal(other.state[first]["dual"], optimizer.state[b]["dual"])
+
+
+def test_a_checkpoint_of_another_p_warns_and_is_used() -> None:
+    param = parameter(4)
+    optimizer = MirrorDescent([param], lr=0.1, p=1.5)
+    optimizer.step()
+    other = MirrorDescent([parameter(4)], lr=0.1, p=1.1)
+    with pytest.warns(UserWarning, match=r"p=1\.5 in group 0.*p=1\.1; p=1\.5 is used"):
+        other.load_state_dict(optimizer.state_dict())
+    assert other.param_groups[0]["p"] == 1.5
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda s: s["state"][0].update(dual=torch.zeros(5)), r"'dual' of shape \(5,\)"),
+        (lambda s: s["state"][0].update(exp_avg=torch.zeros(4)), "'exp_avg', unknown"),
+        (lambda s: s["param_groups"][0].update(p=0.5), "p must be finite and greater than 1"),
+        (lambda s: s["param_groups"][0].pop("p"), "has no p"),
+        (lambda s: s["param_groups"][0].update(params=[0, 1]), "sizes"),
+    ],
+)
+def test_a_bad_checkpoint_changes_nothing(
+    damage: Callable[[dict[str, Any]], Any], message: str
+) -> None:
+    param = parameter(4)
+    optimizer = MirrorDescent([param], lr=0.1)
+    optimizer.step()
+    before = copy.deepcopy(optimizer.state_dict())
+    bad = copy.deepcopy(before)
+    damage(bad)
+    with pytest.raises(ValueError, match=message):
+        optimizer.load_state_dict(bad)
+    after = optimizer.state_dict()
+    assert after["param_groups"] == before["param_groups"]
+    assert torch.equal(after["state"][0]["dual"], before["state"][0]["dual"])
+
+
+@each_optimizer
+def test_pickle(cls: Optimizers) -> None:
+    param = parameter(4)
+    optimizer = cls([param], lr=0.1)
+    optimizer.step()
+    copied = pickle.loads(pickle.dumps(optimizer))
+    assert copied.param_groups[0]["p"] == optimizer.param_groups[0]["p"]
+    steps(copied, 1)
+
+
+# Behaviour of torch's optimizers
+
+
+@each_implementation
+@each_optimizer
+def test_lr_as_a_tensor_schedule_and_closure(how: How, cls: Optimizers) -> None:
+    """A tensor lr, changed by a scheduler, gives the same as a float lr; closures are called."""
+    results = []
+    for lr in (0.1, torch.tensor(0.1, dtype=torch.float64)):
+        torch.manual_seed(0)
+        param = parameter(6, scale=1.0)
+        optimizer = cls([param], lr=lr, **how)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+        def closure(optimizer: Any = optimizer, param: nn.Parameter = param) -> Tensor:
+            optimizer.zero_grad()
+            loss = (param**2).sum()
+            loss.backward()
+            return loss.detach()
+
+        losses = []
+        for _ in range(4):
+            losses.append(optimizer.step(closure).item())
+            schedule.step()
+        assert losses == sorted(losses, reverse=True)
+        results.append(param.detach())
+    torch.testing.assert_close(*results, rtol=1e-6, atol=0)
+
+
+@each_implementation
+@each_optimizer
+def test_parameters_without_gradient_stay(how: How, cls: Optimizers) -> None:
+    a, b = parameter(3), parameter(3)
+    b.grad = None
+    before = b.detach().clone()
+    optimizer = cls([a, b], lr=0.1, **how)
+    optimizer.step()
+    assert torch.equal(b, before)
+    assert b not in optimizer.state or not optimizer.state[b]
+    assert list(optimizer.state) == [a]
+
+
+@each_implementation
+@each_optimizer
+def test_empty_and_zero_dimensional(how: How, cls: Optimizers) -> None:
+    params = [parameter(0), parameter(), parameter(2, 0, 3), parameter(2)]
+    optimizer = cls(params, lr=0.1, **how)
+    before = params[1].item()
+    optimizer.step()
+    assert params[1].item() != before
+
+
+@each_optimizer
+def test_groups_named_parameters_and_add_param_group(cls: Optimizers) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    optimizer = cls(model[0].named_parameters(), lr=0.1)
+    optimizer.add_param_group({"params": list(model[1].named_parameters()), "p": 3.0, "lr": 0.2})
+    assert [group["p"] for group in optimizer.param_groups] == [optimizer.defaults["p"], 3.0]
+    assert optimizer.param_groups[1]["param_names"] == ["weight", "bias"]
+    model(torch.ones(3)).sum().backward()
+    optimizer.step()
+    model[1].weight.grad = torch.full_like(model[1].weight, torch.nan)
+    with pytest.raises(RuntimeError, match="gradient of 'weight' is not finite"):
+        optimizer.step()
+
+
+@each_implementation
+def test_maximize_is_minimize_of_the_negative(how: How) -> None:
+    a = parameter(9)
+    b = nn.Parameter(a.detach().clone())
+    assert a.grad is not None
+    b.grad = -a.grad
+    MirrorDescent([a], lr=0.1, maximize=True, **how).step()
+    MirrorDescent([b], lr=0.1, **how).step()
+    assert torch.equal(a, b)
+
+
+@each_implementation
+@pytest.mark.parametrize("normalize", ["tensor", "global"])
+@pytest.mark.parametrize("p", [1.1, 2.0, 3.0])
+def test_normalize(how: How, normalize: Any, p: float) -> None:
+    """Zero gradients change nothing; tiny ones go as far as large ones."""
+    params = [parameter(5), parameter(3)]
+    before = [q.detach().clone() for q in params]
+    steps(optimizer := MirrorDescent(params, lr=0.1, p=p, normalize=normalize, **how), 2, zero=True)
+    assert all(torch.equal(a, b) for a, b in zip(params, before, strict=True))
+    gradients = [torch.randn(5), torch.randn(3)]
+    results = []
+    for scale in (1.0, 1e-30, 1e30):
+        for param, start, g in zip(params, before, gradients, strict=True):
+            param.data.copy_(start)
+            param.grad = g * scale
+        optimizer.step()
+        results.append(torch.cat([q.detach() for q in params]))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-9)
+    torch.testing.assert_close(results[0], results[2], rtol=1e-4, atol=1e-9)
+
+
+@each_implementation
+@each_optimizer
+def test_step_with_lr_0_changes_nothing(how: How, cls: Optimizers) -> None:
+    """As torch's distributed checkpoint does to make an optimizer's state."""
+    param = parameter(50)
+    before = param.detach().clone()
+    options: dict[str, Any] = {"normalize": "global"} if cls is MirrorDescent else {}
+    optimizer = cls([param], lr=0.0, weight_decay=0.1, **options, **how)
+    param.grad = torch.zeros_like(param)
+    optimizer.step()
+    assert torch.equal(param, before)
+
+
+# Non-finite gradients
+
+
+@each_implementation
+@each_optimizer
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_nonfinite_gradients(how: How, cls: Optimizers, bad: float) -> None:
+    a, b = parameter(3), parameter(4)
+    before = [a.detach().clone(), b.detach().clone()]
+    assert b.grad is not None
+    b.grad[2] = bad
+    optimizer = cls([a, b], lr=0.1, **how)
+    with pytest.raises(RuntimeError, match=r"gradient of parameter 1 of group 0, shape \(4,\)"):
+        optimizer.step()
+    assert torch.equal(a, before[0])
+    assert torch.equal(b, before[1])
+    assert not optimizer.state
+    skipping = cls([a, b], lr=0.1, error_if_nonfinite=False, **how)
+    skipping.step()
+    assert not torch.equal(a, before[0])
+    assert torch.equal(b, before[1])
+
+
+def test_huge_gradients_are_not_called_infinite() -> None:
+    param = parameter(3)
+    param.grad = torch.full((3,), 1e30)  # its square is not
+    MirrorDescent([param], lr=1e-31, p=1.5).step()
+    assert param.isfinite().all()
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"p": 1}, ValueError, "p must be finite and greater than 1, got 1"),
+        ({"p": float("nan")}, ValueError, "p must be finite and greater than 1, got nan"),
+        ({"p": "2"}, TypeError, "p must be a number greater than 1, got str"),
+        ({"lr": -1.0}, ValueError, "lr must be at least 0 and finite, got -1.0"),
+        ({"lr": float("nan")}, ValueError, "lr must be at least 0 and finite, got nan"),
+        ({"lr": "x"}, TypeError, "lr must be a number, got str"),
+        ({"lr": torch.ones(2)}, ValueError, "lr as a tensor must have one element"),
+        ({"momentum": 1.0}, ValueError, "momentum must be at least 0 and less than 1, got 1.0"),
+        ({"momentum": -0.1}, ValueError, "momentum must be at least 0 and less than 1, got -0.1"),
+        ({"weight_decay": -1}, ValueError, "weight_decay must be at least 0 and finite, got -1"),
+        ({"normalize": "row"}, ValueError, 'normalize must be None, "tensor" or "global"'),
+        ({"nesterov": True}, ValueError, "nesterov=True needs momentum"),
+        ({"foreach": True, "fused": True}, ValueError, "foreach and fused cannot both be True"),
+        ({"fused": "yes"}, TypeError, "fused must be True, False or None, got 'yes'"),
+        ({"maximize": 1}, TypeError, "maximize must be True or False, got 1"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    param = parameter(2)
+    with pytest.raises(error, match=message):
+        MirrorDescent([param], **{"lr": 0.1, **options})
+    optimizer = MirrorDescent([param], lr=0.1)
+    with pytest.raises(error, match=message):
+        optimizer.add_param_group({"params": [parameter(2)], **options})
+    assert len(optimizer.param_groups) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"betas": (1.0, 0.9)}, ValueError, r"betas\[0\] must be at least 0 and less than 1"),
+        ({"betas": 0.9}, TypeError, "betas must be two numbers"),
+        ({"eps": -1e-8}, ValueError, "eps must be at least 0"),
+        ({"rms_floor": 0.0}, ValueError, "rms_floor must be greater than 0"),
+        ({"p": 1.0}, ValueError, "p must be finite and greater than 1"),
+    ],
+)
+def test_bad_options_of_adam(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        MirrorAdam([parameter(2)], **options)
+
+
+@each_optimizer
+def test_bad_parameters(cls: Optimizers) -> None:
+    with pytest.raises(ValueError, match="params is an empty list"):
+        cls([], lr=0.1)
+    with pytest.raises(TypeError, match="real floating point tensors, got torch.complex64"):
+        cls([nn.Parameter(torch.zeros(2, dtype=torch.complex64))], lr=0.1)
+    embedding = nn.Embedding(5, 3, sparse=True)
+    embedding(torch.tensor([1])).sum().backward()
+    with pytest.raises(RuntimeError, match=r"sparse .*sparse=False"):
+        cls(embedding.parameters(), lr=0.1).step()
+
+
+# MirrorAdam
+
+
+@pytest.mark.parametrize("p", [1.1, 1.5, 3.0])
+def test_adams_learning_rate_carries_over(p: float) -> None:
+    """A weight of typical size first moves by about lr, whatever p and the tensor's size."""
+    for scale in (0.02, 1.0):
+        param = nn.Parameter(torch.full((1000,), scale))
+        param.grad = torch.randn(1000)
+        MirrorAdam([param], lr=1e-5, p=p).step()
+        moved = (param.detach() - scale).abs()
+        torch.testing.assert_close(moved, torch.full_like(moved, 1e-5), rtol=0.05, atol=0)
+
+
+@pytest.mark.parametrize("p", [1.1, 1.5, 3.0])
+def test_tensors_that_start_at_zero_learn(p: float) -> None:
+    param = nn.Parameter(torch.zeros(20))
+    target = torch.linspace(-0.1, 0.1, 20)
+    optimizer = MirrorAdam([param], lr=3e-3, p=p)
+    for _ in range(2000):
+        param.grad = param.detach() - target
+        optimizer.step()
+    torch.testing.assert_close(param.detach(), target, rtol=0, atol=0.02)
+
+
+# The compiled kernel
+
+
+@pytest.mark.slow
+def test_nothing_recompiles() -> None:
+    """One graph for all shapes, learning rates and steps of a rule."""
+    torch._dynamo.reset()
+    fused._kernel.cache_clear()
+    torch._dynamo.utils.counters.clear()
+    for seed in range(3):
+        torch.manual_seed(seed)
+        shape = (seed + 2, 8)
+        param = parameter(*shape)
+        lr = torch.tensor(0.1)
+        optimizer = MirrorDescent([param, parameter(8)], lr=lr, p=1.1, momentum=0.5, fused=True)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        for _ in range(4):
+            steps(optimizer, 1)
+            schedule.step()
+            optimizer.param_groups[0]["momentum"] *= 0.9
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+@each_implementation
+def test_functional_forms(how: How) -> None:
+    w, g = torch.tensor([0.5, 0.0]), torch.tensor([0.1, -1.0])
+    u = reference.mirror(w, 1.5)
+    expected = reference.descend([w], [[g]], lr=0.1, p=1.5)[0]
+    mirror_descent([w], [g], [u], [None], lr=0.1, p=1.5, **how)
+    torch.testing.assert_close(w.double(), expected, rtol=1e-6, atol=1e-9)
+
+    w = torch.tensor([0.5, 0.3])
+    expected = reference.adam([w], [[g]], lr=0.1, p=3)[0]
+    moments, count = [torch.zeros(2), torch.zeros(2)], torch.tensor(0.0)
+    rms = w.square().mean().sqrt().item()
+    mirror_adam(
+        [w], [g], [None], [moments[0]], [moments[1]], [count],
+        rms=[rms], lr=0.1, p=3, beta1=0.9, beta2=0.999, eps=1e-8, **how,
+    )  # fmt: skip
+    torch.testing.assert_close(w.double(), expected, rtol=1e-6, atol=1e-9)
+    assert count == 1
+
+
+def test_no_warnings_on_import_or_use() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        steps(MirrorDescent([parameter(3)], lr=0.1), 2)
