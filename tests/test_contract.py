@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-import reference
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+import reference
 from mirrorhead import MirrorAdam, MirrorDescent
 
 LOOP: dict[str, Any] = {"foreach": False, "fused": False}
@@ -176,8 +176,14 @@ def test_adam(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "fixed",
-    [{"p": 1.1}, {"p": 1.5, "weight_decay": 0.1}, {"p": 1.3, "maximize": True}, {"p": 2.0}]
-    + [{"p": 2.7}, {"p": 3.0}],
+    [
+        {"p": 1.1},
+        {"p": 1.5, "weight_decay": 0.1},
+        {"p": 1.3, "maximize": True},
+        {"p": 2.0},
+        {"p": 2.7},
+        {"p": 3.0},
+    ],
     ids=lambda fixed: "-".join(f"{k}={v}" for k, v in fixed.items()),
 )
 @settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])

@@ -124,7 +124,6 @@ def mean_loss(trainer: Trainer) -> float:
     return float(model(input_ids=data.ids, labels=labels).loss)
 
 
-@pytest.mark.slow
 @each_optimizer
 def test_hugging_face_trainer_learns_and_resumes(choice: Choice, tmp_path: Path) -> None:
     straight = hugging_face(tmp_path / "straight", choice)
@@ -212,7 +211,6 @@ def fit(directory: Path, module: Module, epochs: int, **options: Any) -> lightni
 # On machines with more cores, or a GPU, than this test wants.
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
 @pytest.mark.filterwarnings("ignore:GPU available but not used")
-@pytest.mark.slow
 @each_optimizer
 def test_lightning_learns_and_resumes(choice: Choice, tmp_path: Path) -> None:
     straight = Module(choice)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mirrorhead.optim.engine import storage_for, wide_dtype
-from mirrorhead.optim.sharded import local, local_gradient, nonfinite
+from mirrorhead.optim.sharded import all_finite, local, local_gradient
 from mirrorhead.potential import check_p, signed_power
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
@@ -29,10 +29,10 @@ class MirrorOptimizer(Optimizer):
 
     def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
         self.check_options(defaults)
-        params = list(params) if not isinstance(params, Tensor) else params
-        if isinstance(params, list) and not params:
+        given: Any = params if isinstance(params, Tensor) else list(params)
+        if isinstance(given, list) and not given:
             raise ValueError("params is an empty list: give the parameters to optimize")
-        super().__init__(params, defaults)  # pyright: ignore[reportArgumentType]
+        super().__init__(given, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, with any option of the constructor as its own, p included."""
@@ -77,30 +77,35 @@ class MirrorOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         work = [self._with_gradient(group) for group in self.param_groups]
+        bad = []
         for group, (params, grads) in zip(self.param_groups, work, strict=True):
-            bad = nonfinite(params, grads)
-            if bad and group["error_if_nonfinite"]:
-                names = ", ".join(self._name(group, params[i]) for i in bad[:5])
-                raise RuntimeError(
-                    f"the gradient of {names}{' and others' if len(bad) > 5 else ''} is not"
-                    " finite, and nothing has been changed. Lower lr, clip the gradients or use"
-                    " a GradScaler; error_if_nonfinite=False skips such parameters"
-                )
-            for i in reversed(bad):
-                del params[i], grads[i]
-        for group, (params, grads) in zip(self.param_groups, work, strict=True):
-            if params:
-                group["step"] += 1
-                self._step_group(group, params, grads)
+            if not params:
+                continue
+            group["step"] += 1
+            finite = all_finite(params, self._step_group(group, params, grads))
+            if group["error_if_nonfinite"]:
+                names = [
+                    self._name(group, q) for q, ok in zip(params, finite, strict=True) if not ok
+                ]
+                bad.extend(names)
         if self.state:  # torch's distributed checkpoint wants an entry for all or for none
             for params, _ in work:
                 for param in params:
                     self.state.setdefault(param, {})
+        if bad:
+            raise RuntimeError(
+                f"the gradient of {', '.join(bad[:5])}{' and others' if bad[5:] else ''} is not"
+                " finite. Its entries that are inf or NaN were left out of the step, so weights and"
+                " state are as good as before. Lower lr, clip the gradients or use a GradScaler;"
+                " error_if_nonfinite=False leaves such entries out without this error"
+            )
         return loss
 
     @abstractmethod
-    def _step_group(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
-        """Move the parameters of one group; all gradients are finite and local."""
+    def _step_group(
+        self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]
+    ) -> list[bool]:
+        """Move the parameters of one group; which of the local gradients were finite."""
 
     def _with_gradient(self, group: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
         params = [param for param in group["params"] if param.grad is not None]

@@ -17,7 +17,7 @@ from mirrorhead.optim.leaf import Leaf, step_loop
 
 Implementation = Literal["loop", "foreach", "fused"]
 
-_IMPLEMENTATIONS: dict[str, Callable[[Rule, Sequence[Leaf]], None]] = {
+_IMPLEMENTATIONS: dict[str, Callable[[Rule, Sequence[Leaf]], list[bool]]] = {
     "loop": step_loop,
     "foreach": step_foreach,
     "fused": step_fused,
@@ -57,31 +57,59 @@ def run(
     stored: Sequence[Tensor | None],
     m: Sequence[Tensor | None],
     v: Sequence[Tensor | None],
-    numbers: Sequence[dict[int, float]],
+    numbers: Sequence[tuple[float, ...]],
     how: Implementation,
     stochastic_rounding: bool,
-) -> None:
-    """One step of local tensors. `rule` carries what they share; dtype and storage are filled in."""
+    seed: int,
+) -> list[bool]:
+    """One step of local tensors; which gradients were finite.
+
+    `rule` carries what the tensors share; dtype and storage are filled in for each.
+    """
     shared: dict[tuple, Tensor] = {}
-    batches: dict[tuple, tuple[Rule, list[Leaf]]] = {}
+    batches: dict[tuple, tuple[Rule, list[int], list[Leaf]]] = {}
     for i, (w, g) in enumerate(zip(weights, grads, strict=True)):
         stochastic = stochastic_rounding and w.dtype == torch.bfloat16
         kept = stored[i]
         storage: Storage = "primal" if kept is None else "dual" if rule.p < 2 else "wide"
-        its_rule = replace(rule, dtype=w.dtype, storage=storage, stochastic=stochastic)
+        key = (w.dtype, storage, stochastic, w.device, g.dtype)
+        if key not in batches:
+            its_rule = replace(rule, dtype=w.dtype, storage=storage, stochastic=stochastic)
+            batches[key] = (its_rule, [], [])
+        its_rule, indices, leaves = batches[key]
         # foreach reads the numbers here; the others, on the weight's own device.
         device = torch.device("cpu") if how == "foreach" else w.device
-        row = tuple(numbers[i].get(k, 0.0) for k in range(NUMBERS))
-        key = (row, its_rule.wide, device)
-        if key not in shared:
-            shared[key] = torch.tensor(row, dtype=its_rule.wide, device=device)
+        row = (*numbers[i], its_rule.wide, device)
+        if row not in shared:
+            shared[row] = torch.tensor(numbers[i], dtype=its_rule.wide, device=device)
             if how == "fused":
                 # Else a weight as long as this would be taken to be so in every call.
-                torch._dynamo.mark_static(shared[key])
+                torch._dynamo.mark_static(shared[row])
         noise = None
         if stochastic:
-            noise = torch.randint(0, 1 << 16, w.shape, dtype=torch.int32, device=w.device)
-        leaf = Leaf(w, g, kept, m[i], v[i], shared[key], noise)
-        batches.setdefault((its_rule, w.device, g.dtype), (its_rule, []))[1].append(leaf)
-    for its_rule, leaves in batches.values():
-        _IMPLEMENTATIONS[how](its_rule, leaves)
+            noise = _noise(w, seed * len(weights) + i)
+        indices.append(i)
+        leaves.append(Leaf(w, g, kept, m[i], v[i], shared[row], noise))
+    finite = [True] * len(weights)
+    for its_rule, indices, leaves in batches.values():
+        results = _IMPLEMENTATIONS[how](its_rule, leaves)
+        for i, result in zip(indices, results, strict=True):
+            finite[i] = result
+    return finite
+
+
+def _noise(w: Tensor, seed: int) -> Tensor:
+    """16 random bits a weight, the same in every process that holds a copy of it.
+
+    From a generator of our own: replicas are often seeded differently, and a run that
+    resumes should not have to restore torch's.
+    """
+    generator = torch.Generator(w.device).manual_seed(seed)
+    return torch.randint(
+        0, 1 << 16, w.shape, dtype=torch.int32, device=w.device, generator=generator
+    )
+
+
+def row_of(numbers: dict[int, float]) -> tuple[float, ...]:
+    """The numbers of a step in the order of kernels.py, 0 where none is given."""
+    return tuple(numbers.get(k, 0.0) for k in range(NUMBERS))

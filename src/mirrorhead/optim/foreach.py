@@ -11,7 +11,6 @@ from functools import cache
 
 import torch
 from torch import Tensor
-from torch.nn.functional import hardshrink, threshold_
 
 from mirrorhead.optim.kernels import (
     BETA2,
@@ -30,10 +29,10 @@ from mirrorhead.optim.kernels import (
     rounded,
     written,
 )
-from mirrorhead.optim.leaf import Leaf
+from mirrorhead.optim.leaf import Leaf, is_finite
 from mirrorhead.potential import Arithmetic, inverse_exponent, power, signed_power
 
-Tensors = list[Tensor]
+Tensors = list[Tensor] | tuple[Tensor, ...]
 
 _LISTS = Arithmetic(
     mul=torch._foreach_mul,
@@ -44,37 +43,42 @@ _LISTS = Arithmetic(
 )
 
 
-def step_foreach(rule: Rule, leaves: Sequence[Leaf]) -> None:
-    """Move all leaves, which share `rule` and a device, piece by piece."""
+def step_foreach(rule: Rule, leaves: Sequence[Leaf]) -> list[bool]:
+    """Move all leaves, which share `rule` and a device. Which gradients were finite."""
+    finite = [True] * len(leaves)
     flat = []
-    for leaf in leaves:
+    for i, leaf in enumerate(leaves):
         if (view := leaf.flat()) is None:
-            leaf.step(rule)
-        elif leaf.w.numel():
-            flat.append(view)
-    for batch in _batches(flat):
-        d, lr = _direction(rule, batch)
+            finite[i] = leaf.step(rule)
+        else:
+            flat.append((i, view))
+    for indices, batch in _batches(flat):
+        for i, leaf in zip(indices, batch, strict=True):
+            finite[i] &= is_finite(leaf.g)
+        d, lr = _direction(rule, batch, clean=all(finite[i] for i in indices))
         if rule.storage == "dual":
             _move_dual(rule, batch, d, lr)
         else:
             _move_primal(rule, batch, d, lr)
+    return finite
 
 
-def _batches(leaves: Sequence[Leaf]) -> Iterator[list[Leaf]]:
+def _batches(leaves: Sequence[tuple[int, Leaf]]) -> Iterator[tuple[list[int], list[Leaf]]]:
     """The leaves, cut and gathered into lists of about as many weights as fit the cache."""
-    batch, room = [], 0
-    for leaf in leaves:
+    indices, batch, room = [], [], 0
+    for i, leaf in leaves:
         limit = _limit(leaf.w)
         for start in range(0, leaf.w.numel(), limit):
             piece = leaf if leaf.w.numel() <= limit else leaf.piece(start, start + limit)
             if piece.w.numel() > room:
                 if batch:
-                    yield batch
-                batch, room = [], limit
+                    yield indices, batch
+                indices, batch, room = [], [], limit
+            indices.append(i)
             batch.append(piece)
             room -= piece.w.numel()
     if batch:
-        yield batch
+        yield indices, batch
 
 
 def _limit(x: Tensor) -> int:
@@ -82,7 +86,7 @@ def _limit(x: Tensor) -> int:
     return 1 << 15 if x.device.type == "cpu" else 1 << 24
 
 
-def _direction(rule: Rule, batch: list[Leaf]) -> tuple[Sequence[Tensor], float]:
+def _direction(rule: Rule, batch: list[Leaf], clean: bool) -> tuple[Tensors, float]:
     """d and lr for the batch, the moments updated in place.
 
     Where lr differs between tensors, or is so small that dividing by it is not safe, it is
@@ -91,9 +95,11 @@ def _direction(rule: Rule, batch: list[Leaf]) -> tuple[Sequence[Tensor], float]:
     rows = [leaf.h.tolist() for leaf in batch]
     first = rows[0]  # all but LR and ROOT_BIAS are the group's
     g = [leaf.g.to(rule.wide) for leaf in batch]
+    if not clean:
+        g = [x.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) for x in g]
     if rule.scaled:
         g = torch._foreach_mul(g, [row[GRAD_SCALE] for row in rows])
-    d: Sequence[Tensor] = g
+    d: Tensors = g
     if rule.kind == "adam":
         m, v = _list(batch, "m"), _list(batch, "v")
         torch._foreach_lerp_(m, d, first[GAIN1])
@@ -114,7 +120,7 @@ def _direction(rule: Rule, batch: list[Leaf]) -> tuple[Sequence[Tensor], float]:
     return torch._foreach_mul(d, rates), 1.0
 
 
-def _move_dual(rule: Rule, batch: list[Leaf], d: Sequence[Tensor], lr: float) -> None:
+def _move_dual(rule: Rule, batch: list[Leaf], d: Tensors, lr: float) -> None:
     w, u = _list(batch, "w"), _list(batch, "stored")
     exact = _resync(rule, w, u)
     h = batch[0].h.tolist()
@@ -161,7 +167,7 @@ def _resync(rule: Rule, w: Tensors, u: Tensors) -> bool:
         slack, floor = rule.tolerance
         # By |w|, as good a measure as |held| where the two are close.
         excess = apart.abs_().sub_(wide.abs(), alpha=slack)
-        if float(threshold_(excess, floor, 0.0).sum()):
+        if float(torch.threshold_(excess, floor, 0.0).sum()):
             dual.copy_(torch.where(excess > 0, rule.mirror(wide), dual))
     return exact
 
@@ -176,7 +182,7 @@ def _random_like(x: Tensor) -> Tensor:
     return _random_numbers(_limit(x), x.dtype, x.device)[: x.numel()]
 
 
-def _inverse(rule: Rule, u: Sequence[Tensor], out: Tensors | None = None) -> Tensors:
+def _inverse(rule: Rule, u: Tensors, out: Tensors | None = None) -> Tensors:
     """rule.inverse on lists, the result in `out` if given.
 
     Whole powers of at most 128 go in place as far as they can, which spares the cache:
@@ -211,7 +217,7 @@ def _inverse(rule: Rule, u: Sequence[Tensor], out: Tensors | None = None) -> Ten
     return out
 
 
-def _move_primal(rule: Rule, batch: list[Leaf], d: Sequence[Tensor], lr: float) -> None:
+def _move_primal(rule: Rule, batch: list[Leaf], d: Tensors, lr: float) -> None:
     """kernels.relative on lists, where no weight changes its sign; else tensor by tensor."""
     step = torch._foreach_mul(d, lr)
     base = [base_weight(rule, leaf.w, leaf.stored) for leaf in batch]

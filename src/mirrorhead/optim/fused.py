@@ -19,40 +19,45 @@ import torch
 from mirrorhead.optim.kernels import (
     Rule,
     accumulate,
+    clean_gradient,
     direction,
     move,
     resume,
-    scaled_gradient,
 )
-from mirrorhead.optim.leaf import Leaf
+from mirrorhead.optim.leaf import Leaf, is_finite
 
 _HANDFUL = 4
 
 
-def step_fused(rule: Rule, leaves: Sequence[Leaf]) -> None:
-    """Move all leaves, which share `rule` and a device, by compiled kernels."""
+def step_fused(rule: Rule, leaves: Sequence[Leaf]) -> list[bool]:
+    """Move all leaves, which share `rule` and a device. Which gradients were finite."""
     device = leaves[0].w.device.type
     polynomial = rule.wide == torch.float32
     # On a CPU, re-syncing edited weights inline would cost a power for every weight: mark
     # them, and finish those few afterwards. A GPU has powers to spare and would have to wait.
     rule = replace(rule, polynomial=polynomial, defer=rule.storage == "dual" and device == "cpu")
+    finite = [True] * len(leaves)
     flat = []
-    for leaf in leaves:
+    for i, leaf in enumerate(leaves):
         # Lengths 0 and 1 are special to torch.compile, and too short to gain anything.
         if leaf.w.numel() > 1 and (view := leaf.flat()) is not None:
             # Without .data each would be known as a view, and compiled for its base's shape.
-            flat.append(view.without_bases())
+            flat.append((i, view.without_bases()))
             torch.autograd.graph.increment_version(leaf.w)
         else:
-            leaf.step(replace(rule, defer=False))
+            finite[i] = leaf.step(replace(rule, defer=False))
     whole = len(flat) - len(flat) % _HANDFUL
     handfuls = [flat[i : i + _HANDFUL] for i in range(0, whole, _HANDFUL)]
-    handfuls += [[leaf] for leaf in flat[whole:]]
+    handfuls += [[entry] for entry in flat[whole:]]
     for handful in handfuls:
-        marks = _kernel(rule, device, len(handful))(*zip(*handful, strict=True))
-        if rule.defer and any(math.isnan(mark) for mark in torch.stack(marks).tolist()):
-            for leaf in handful:
-                _finish(rule, leaf)
+        parts = zip(*(leaf for _, leaf in handful), strict=True)
+        marks = _kernel(rule, device, len(handful))(*parts)
+        for (i, leaf), mark in zip(handful, torch.stack(marks).tolist(), strict=True):
+            if not math.isfinite(mark):
+                finite[i] = is_finite(leaf.g)
+                if rule.defer:
+                    _finish(rule, leaf)
+    return finite
 
 
 def _finish(rule: Rule, leaf: Leaf) -> None:
@@ -60,7 +65,7 @@ def _finish(rule: Rule, leaf: Leaf) -> None:
     rule = replace(rule, defer=False)
     w, g, stored, m, v, h, noise = leaf
     assert stored is not None
-    d = direction(rule, scaled_gradient(rule, g, h), m, v, h)
+    d = direction(rule, clean_gradient(rule, g, h), m, v, h)
     new_w, new_stored = resume(rule, w, stored, d, h, noise)
     w.copy_(new_w)
     stored.copy_(new_stored)
@@ -70,7 +75,7 @@ def _finish(rule: Rule, leaf: Leaf) -> None:
 def _kernel(rule: Rule, device: str, count: int) -> Callable[..., Any]:
     """The compiled step of `count` leaves."""
 
-    def kernel(ws, gs, stores, ms, vs, hs, noises):  # noqa: ANN001, ANN202
+    def kernel(ws, gs, stores, ms, vs, hs, noises):
         marks = []
         for w, g, stored, m, v, h, noise in zip(ws, gs, stores, ms, vs, hs, noises):  # noqa: B905
             wide_g, new_m, new_v = accumulate(rule, g, m, v, h)
@@ -83,8 +88,10 @@ def _kernel(rule: Rule, device: str, count: int) -> Callable[..., Any]:
                 m.copy_(new_m)
             if v is not None:
                 v.copy_(new_v)
-            if rule.defer:
-                marks.append(new_stored.sum())  # NaN if any weight was marked
+            # NaN if any weight was marked or any gradient is not finite; from what the
+            # step has just written, so that it takes no loop of its own.
+            written = new_w.to(rule.wide) if new_stored is None else new_stored
+            marks.append((written + 0.0 * g).sum())
         return marks
 
     # torch.compile counts recompilations by code object: give each rule its own.
@@ -96,7 +103,7 @@ def _kernel(rule: Rule, device: str, count: int) -> Callable[..., Any]:
     if device == "cpu":
         options = {
             # The sum of marks reads what the step just wrote: one loop instead of two.
-            "realize_opcount_threshold": 1,
+            "realize_opcount_threshold": 3,
             # Multiply-adds for the polynomials. Rounding is as good or better.
             "cpp.enable_floating_point_contract_flag": "fast",
         }

@@ -99,8 +99,8 @@ class Rule:
 def accumulate(
     rule: Rule, g: Tensor, m: Tensor | None, v: Tensor | None, h: Tensor
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Gradient, sign and scale applied, and the moments after it."""
-    g = scaled_gradient(rule, g, h)
+    """The gradient, cleaned and scaled, and the moments after it."""
+    g = clean_gradient(rule, g, h)
     if rule.kind == "adam":
         assert m is not None and v is not None
         m = m + h[GAIN1] * (g - m)
@@ -111,8 +111,10 @@ def accumulate(
     return g, m, v
 
 
-def scaled_gradient(rule: Rule, g: Tensor, h: Tensor) -> Tensor:
+def clean_gradient(rule: Rule, g: Tensor, h: Tensor) -> Tensor:
+    """g in the dtype of computing, scaled, with 0 for inf and NaN, which must not spread."""
     g = g.to(rule.wide)
+    g = torch.where(g.abs() <= torch.finfo(rule.wide).max, g, 0.0)
     return g * h[GRAD_SCALE] if rule.scaled else g
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -22,8 +23,8 @@ class Leaf(NamedTuple):
     h: Tensor  # the numbers LR, DECAY, ... of kernels.py
     noise: Tensor | None  # 16 random bits a weight, for stochastic rounding
 
-    def step(self, rule: Rule) -> None:
-        """Move this one tensor, in eager torch."""
+    def step(self, rule: Rule) -> bool:
+        """Move this one tensor, in eager torch. Whether its gradient was finite."""
         w, g, stored, m, v, h, noise = self
         g, new_m, new_v = accumulate(rule, g, m, v, h)
         d = direction(rule, g, new_m, new_v, h)
@@ -31,20 +32,19 @@ class Leaf(NamedTuple):
         for old, new in ((w, new_w), (stored, new_stored), (m, new_m), (v, new_v)):
             if old is not None and new is not None:
                 old.copy_(new)
+        return is_finite(self.g)
 
     def piece(self, start: int, stop: int) -> Leaf:
         """Some of the weights of a flat leaf."""
         w, g, stored, m, v, h, noise = self
-        cut = [x if x is None else x[start:stop] for x in (stored, m, v)]
-        return Leaf(
-            w[start:stop], g[start:stop], *cut, h, noise if noise is None else noise[start:stop]
-        )
+        stored, m, v, noise = (x if x is None else x[start:stop] for x in (stored, m, v, noise))
+        return Leaf(w[start:stop], g[start:stop], stored, m, v, h, noise)
 
     def without_bases(self) -> Leaf:
         """The same tensors, but h, unaware of what they are views of."""
         w, g, stored, m, v, h, noise = self
-        kept = [x if x is None else x.data for x in (stored, m, v)]
-        return Leaf(w.data, g.data, *kept, h, noise if noise is None else noise.data)
+        stored, m, v, noise = (x if x is None else x.data for x in (stored, m, v, noise))
+        return Leaf(w.data, g.data, stored, m, v, h, noise)
 
     def flat(self) -> Leaf | None:
         """The same memory as one-dimensional views, or None where that cannot be had."""
@@ -73,7 +73,16 @@ def _in_memory_order(parts: Sequence[Tensor | None]) -> tuple[Tensor | None, ...
     return ordered if all(x is None or x.is_contiguous() for x in ordered) else None
 
 
-def step_loop(rule: Rule, leaves: Sequence[Leaf]) -> None:
-    """Move the leaves one after the other."""
-    for leaf in leaves:
-        leaf.step(rule)
+def is_finite(g: Tensor) -> bool:
+    """Whether there is no inf or NaN in g."""
+    if g.device.type == "cpu" and g.is_contiguous() and g.dtype in (torch.float32, torch.float64):
+        # A dot product is the fastest pass there is; it may overflow, so a bad sign is checked.
+        flat = g.view(-1)
+        if math.isfinite(torch.dot(flat, flat)):
+            return True
+    return bool(torch.isfinite(g).all())
+
+
+def step_loop(rule: Rule, leaves: Sequence[Leaf]) -> list[bool]:
+    """Move the leaves one after the other. Which gradients were finite."""
+    return [leaf.step(rule) for leaf in leaves]

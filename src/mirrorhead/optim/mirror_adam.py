@@ -11,7 +11,7 @@ from torch.optim.adamw import adamw
 
 from mirrorhead.optim.base import MirrorOptimizer, Params, check_number
 from mirrorhead.optim.engine import dither as dither_of
-from mirrorhead.optim.engine import implementation, run, wide_dtype
+from mirrorhead.optim.engine import implementation, row_of, run, wide_dtype
 from mirrorhead.optim.kernels import (
     BETA2,
     DECAY,
@@ -24,6 +24,7 @@ from mirrorhead.optim.kernels import (
     ROOT_BIAS,
     Rule,
 )
+from mirrorhead.optim.mirror_descent import cleaned
 from mirrorhead.optim.sharded import local, root_mean_squares
 
 
@@ -94,13 +95,15 @@ class MirrorAdam(MirrorOptimizer):
         check_number("eps", options["eps"])
         check_number("rms_floor", options["rms_floor"], low_open=True)
 
-    def _step_group(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
+    def _step_group(
+        self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]
+    ) -> list[bool]:
         new = [param for param in params if "rms" not in self.state[param]]
         for param, rms in zip(new, root_mean_squares(new).tolist() if new else [], strict=True):
             self.state[param]["rms"] = torch.tensor(rms, dtype=torch.float64)
             self.state[param]["step"] = torch.tensor(0.0)
         states = [self.state[param] for param in params]
-        mirror_adam(
+        return mirror_adam(
             [local(param) for param in params],
             grads,
             [None if is_adamw(group["p"], w.dtype) else self._kept(group, w) for w in params],
@@ -119,6 +122,7 @@ class MirrorAdam(MirrorOptimizer):
             fused=group["fused"],
             stochastic_rounding=group["stochastic_rounding"],
             dither=dither_of(group["step"]),
+            seed=group["step"],
         )
 
 
@@ -147,8 +151,11 @@ def mirror_adam(
     fused: bool | None = None,
     stochastic_rounding: bool = False,
     dither: float = 0.0,
-) -> None:
+    seed: int = 0,
+) -> list[bool]:
     """One step of `MirrorAdam` on plain tensors, in place.
+
+    Returns, for each gradient, whether it was finite; inf and NaN in it counted as 0.
 
     Args:
         params, grads: the weights and their gradients.
@@ -156,14 +163,19 @@ def mirror_adam(
         exp_avgs, exp_avg_sqs: the moments, zeros at the start, in float32 or better.
         steps: how many steps each weight has taken, as tensors of one element; one is added.
         rms: the typical size r of each weight.
+        dither, seed: as in `mirror_descent`.
     """
     how = implementation(foreach, fused)
     rate = float(lr)
     plain = [i for i, w in enumerate(params) if is_adamw(p, w.dtype)]
+    finite = [True] * len(params)
     if plain:
+        found, clean = cleaned([grads[i] for i in plain])
+        for i, ok in zip(plain, found, strict=True):
+            finite[i] = ok
         adamw(
             [params[i] for i in plain],
-            [grads[i] for i in plain],
+            clean,
             [exp_avgs[i] for i in plain],
             [exp_avg_sqs[i] for i in plain],
             [],
@@ -180,25 +192,24 @@ def mirror_adam(
         )
     others = [i for i, w in enumerate(params) if not is_adamw(p, w.dtype)]
     if not others:
-        return
+        return finite
     numbers = []
     for i in others:
         steps[i].add_(1)
         count = float(steps[i])
         scale = (p - 1) * rms[i] ** (p - 2)
-        numbers.append(
-            {
-                LR: rate * scale / (1 - beta1**count),
-                DECAY: rate * weight_decay,
-                DITHER: dither,
-                GRAD_SCALE: -1.0 if maximize else 1.0,
-                GAIN1: 1 - beta1,
-                BETA2: beta2,
-                GAIN2: 1 - beta2,
-                EPS: eps,
-                ROOT_BIAS: (1 - beta2**count) ** -0.5,
-            }
-        )
+        row = {
+            LR: rate * scale / (1 - beta1**count),
+            DECAY: rate * weight_decay,
+            DITHER: dither,
+            GRAD_SCALE: -1.0 if maximize else 1.0,
+            GAIN1: 1 - beta1,
+            BETA2: beta2,
+            GAIN2: 1 - beta2,
+            EPS: eps,
+            ROOT_BIAS: (1 - beta2**count) ** -0.5,
+        }
+        numbers.append(row_of(row))
     rule = Rule(
         p=p,
         kind="adam",
@@ -207,7 +218,7 @@ def mirror_adam(
         decay=weight_decay != 0,
         scaled=maximize,
     )
-    run(
+    found = run(
         rule,
         [params[i] for i in others],
         [grads[i] for i in others],
@@ -217,4 +228,8 @@ def mirror_adam(
         numbers,
         how,
         stochastic_rounding,
+        seed,
     )
+    for i, ok in zip(others, found, strict=True):
+        finite[i] = ok
+    return finite

@@ -11,8 +11,9 @@ from torch.optim.sgd import sgd
 
 from mirrorhead.optim.base import MirrorOptimizer, Params, check_number
 from mirrorhead.optim.engine import dither as dither_of
-from mirrorhead.optim.engine import implementation, run, wide_dtype
+from mirrorhead.optim.engine import implementation, row_of, run, wide_dtype
 from mirrorhead.optim.kernels import DECAY, DITHER, GRAD_SCALE, LR, MOMENTUM, Rule
+from mirrorhead.optim.leaf import is_finite
 from mirrorhead.optim.sharded import combine_norms, dual_norms, local
 from mirrorhead.potential import dual_exponent
 
@@ -44,8 +45,8 @@ class MirrorDescent(MirrorOptimizer):
         keep_dual: keep u (p < 2) or a float32 copy of w (bf16, fp16) as state. False keeps no
             state at all, and leaves weights at 0 stuck where p < 2.
         stochastic_rounding: round bf16 parameters at random, without bias.
-        error_if_nonfinite: raise on a gradient with inf or NaN, before anything is
-            changed; False skips such parameters for the step.
+        error_if_nonfinite: raise after a step in which a gradient had inf or NaN. Those
+            entries count as zero in any case, and never reach weights or state.
 
     >>> model = torch.nn.Linear(3, 1)
     >>> optimizer = MirrorDescent(model.parameters(), lr=0.1, p=1.1)
@@ -93,22 +94,26 @@ class MirrorDescent(MirrorOptimizer):
             return param.dtype  # as torch's SGD has it
         return super()._buffer_dtype(group, param)
 
-    def _step_group(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
-        scales = [1.0] * len(params)
+    def _step_group(
+        self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]
+    ) -> list[bool]:
+        scales, finite = [1.0] * len(params), [True] * len(params)
         if group["normalize"]:
+            finite, grads = cleaned(grads)
             scales = _inverse_norms(params, grads, group["p"], group["normalize"])
         buffers = [
             self._buffer(group, param, "momentum_buffer") if group["momentum"] else None
             for param in params
         ]
         plain = is_sgd(group["p"], group["stochastic_rounding"])
-        mirror_descent(
+        found = mirror_descent(
             [local(param) for param in params],
             grads,
             [None if plain(param) else self._kept(group, param) for param in params],
             buffers,
             scales=scales,
             dither=dither_of(group["step"]),
+            seed=group["step"],
             **{
                 name: group[name]
                 for name in (
@@ -124,6 +129,7 @@ class MirrorDescent(MirrorOptimizer):
                 )
             },
         )
+        return [a and b for a, b in zip(finite, found, strict=True)]
 
 
 def is_sgd(p: float, stochastic_rounding: bool) -> Any:
@@ -148,8 +154,11 @@ def mirror_descent(
     stochastic_rounding: bool = False,
     scales: Sequence[float] | None = None,
     dither: float = 0.0,
-) -> None:
+    seed: int = 0,
+) -> list[bool]:
     """One step of `MirrorDescent` on plain tensors, in place.
+
+    Returns, for each gradient, whether it was finite; inf and NaN in it counted as 0.
 
     Args:
         params, grads: the weights and their gradients.
@@ -158,9 +167,11 @@ def mirror_descent(
         momentum_buffers: zeros at the start; None where momentum is 0.
         scales: what to multiply each gradient by first, such as 1/||g||_q.
         dither: from -1/2 to 1/2; see `kernels._dithered`.
+        seed: of the noise for stochastic rounding; another one for every step.
 
     >>> w, u = torch.tensor([0.5, 0.0]), torch.tensor([0.5**0.5, 0.0])
     >>> mirror_descent([w], [torch.tensor([0.0, -1.0])], [u], [None], lr=0.1, p=1.5)
+    [True]
     >>> w, u
     (tensor([0.5000, 0.0100]), tensor([0.7071, 0.1000]))
     """
@@ -168,13 +179,20 @@ def mirror_descent(
     how = implementation(foreach, fused)
     rate = float(lr)
     plain = is_sgd(p, stochastic_rounding)
+    finite = [True] * len(params)
     if sgd_indices := [i for i, w in enumerate(params) if plain(w)]:
         weights = [params[i] for i in sgd_indices]
         if weight_decay:
             torch._foreach_mul_(weights, 1 - rate * weight_decay)
+        found, clean = cleaned([grads[i] for i in sgd_indices])
+        for i, ok in zip(sgd_indices, found, strict=True):
+            finite[i] = ok
         sgd(
             weights,
-            [grads[i] if scales[i] == 1 else grads[i] * scales[i] for i in sgd_indices],
+            [
+                g if scales[i] == 1 else g * scales[i]
+                for i, g in zip(sgd_indices, clean, strict=True)
+            ],
             [momentum_buffers[i] for i in sgd_indices],
             foreach=how == "foreach",
             fused=how == "fused",
@@ -197,7 +215,7 @@ def mirror_descent(
             decay=weight_decay != 0,
             scaled=maximize or any(scale != 1 for scale in scales),
         )
-        run(
+        found = run(
             rule,
             [params[i] for i in indices],
             [grads[i] for i in indices],
@@ -205,18 +223,33 @@ def mirror_descent(
             [momentum_buffers[i] for i in indices],
             [None] * len(indices),
             [
-                {
-                    LR: rate,
-                    DECAY: rate * weight_decay,
-                    DITHER: dither,
-                    GRAD_SCALE: sign * scales[i],
-                    MOMENTUM: momentum,
-                }
+                row_of(
+                    {
+                        LR: rate,
+                        DECAY: rate * weight_decay,
+                        DITHER: dither,
+                        GRAD_SCALE: sign * scales[i],
+                        MOMENTUM: momentum,
+                    }
+                )
                 for i in indices
             ],
             how,
             stochastic_rounding,
+            seed,
         )
+        for i, ok in zip(indices, found, strict=True):
+            finite[i] = ok
+    return finite
+
+
+def cleaned(grads: Sequence[Tensor]) -> tuple[list[bool], list[Tensor]]:
+    """Which gradients are finite, and all of them with 0 for inf and NaN."""
+    finite = [is_finite(g) for g in grads]
+    return finite, [
+        g if ok else g.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        for g, ok in zip(grads, finite, strict=True)
+    ]
 
 
 def _inverse_norms(

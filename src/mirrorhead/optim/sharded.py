@@ -43,12 +43,10 @@ def reduce_shards(
     return values
 
 
-def nonfinite(params: Sequence[Tensor], grads: Sequence[Tensor]) -> list[int]:
-    """Indices of the parameters whose gradient has an inf or NaN anywhere."""
-    if not params:
-        return []
-    flags = reduce_shards(torch.tensor([float(_has_nonfinite(g)) for g in grads]), params, "max")
-    return flags.nonzero().flatten().tolist()
+def all_finite(params: Sequence[Tensor], finite: Sequence[bool]) -> list[bool]:
+    """Which gradients are finite in all processes, given which are so in this one."""
+    bad = torch.tensor([0.0 if ok else 1.0 for ok in finite])
+    return [not flag for flag in reduce_shards(bad, params, "max").tolist()]
 
 
 def dual_norms(params: Sequence[Tensor], grads: Sequence[Tensor], q: float) -> Tensor:
@@ -80,12 +78,3 @@ def root_mean_squares(params: Sequence[Tensor]) -> Tensor:
 
 def _largest(g: Tensor) -> float:
     return float(g.abs().max()) if g.numel() else 0.0
-
-
-def _has_nonfinite(g: Tensor) -> bool:
-    if g.device.type == "cpu" and g.is_contiguous() and g.dtype in (torch.float32, torch.float64):
-        # A dot product is the fastest pass there is; it may overflow, so a bad sign is checked.
-        flat = g.view(-1)
-        if bool(torch.isfinite(torch.dot(flat, flat))):
-            return False
-    return not bool(torch.isfinite(g).all())

@@ -1,0 +1,76 @@
+"""The plan of the house: who may import whom, and that examples and the package itself run."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "mirrorhead"
+
+# A module imports only from those above it. The order within optim/ and margin/ counts, too.
+ORDER = [
+    "potential",
+    "margin.operator",
+    "margin",
+    "tokens",
+    "optim.fast_power",
+    "optim.kernels",
+    "optim.leaf",
+    "optim.foreach",
+    "optim.fused",
+    "optim.engine",
+    "optim.sharded",
+    "optim.base",
+    "optim.mirror_descent",
+    "optim.mirror_adam",
+    "optim.param_groups",
+    "optim",
+]
+
+
+def place(module: str) -> int:
+    """The position in ORDER of the longest entry that the module's name starts with."""
+    matches = [entry for entry in ORDER if module == entry or module.startswith(entry + ".")]
+    assert matches, f"{module} has no place in the plan: add it to ORDER"
+    return ORDER.index(max(matches, key=len))
+
+
+def modules() -> list[Path]:
+    return sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_go_up_the_plan(path: Path) -> None:
+    name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mirrorhead"):
+            other = (node.module or "").removeprefix("mirrorhead").removeprefix(".")
+            assert other, f"{name} imports from the package's own front door"
+            same_part = other.split(".")[0] == name.split(".")[0] == "margin"
+            assert place(other) < place(name) or same_part, f"{name} imports {other}"
+
+
+def test_files_can_be_held_in_the_head() -> None:
+    for path in modules():
+        assert len(path.read_text().splitlines()) <= 500, path
+
+
+@pytest.mark.slow
+def test_demo_draws_its_figure(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "examples" / "histograms.py")]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path / "new"), "--steps", "5"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    figure = tmp_path / "new" / "histograms.png"
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    assert done.stdout.strip().endswith(f"figure: {figure}")
+    assert [path.name for path in figure.parent.iterdir()] == ["histograms.png"]
+    bad = subprocess.run([*command, "--steps", "0"], capture_output=True, text=True, check=False)
+    assert bad.returncode == 2
+    assert "--steps must be at least 1" in bad.stderr
