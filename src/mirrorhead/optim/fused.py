@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -27,6 +28,7 @@ from mirrorhead.optim.kernels import (
 from mirrorhead.optim.leaf import Leaf, is_finite
 
 _HANDFUL = 4
+_traced: set[Callable[..., Any]] = set()
 
 
 def step_fused(rule: Rule, leaves: Sequence[Leaf]) -> list[bool]:
@@ -51,7 +53,15 @@ def step_fused(rule: Rule, leaves: Sequence[Leaf]) -> list[bool]:
     handfuls += [[entry] for entry in flat[whole:]]
     for handful in handfuls:
         parts = zip(*(leaf for _, leaf in handful), strict=True)
-        marks = _kernel(rule, device, len(handful))(*parts)
+        kernel = _kernel(rule, device, len(handful))
+        # Numbers of the rule are constants of the kernel, not arguments of it.
+        with (
+            nullcontext()
+            if kernel in _traced
+            else torch._dynamo.config.patch(specialize_float=True)
+        ):
+            marks = kernel(*parts)
+        _traced.add(kernel)
         for (i, leaf), mark in zip(handful, torch.stack(marks).tolist(), strict=True):
             if not math.isfinite(mark):
                 finite[i] = is_finite(leaf.g)
