@@ -1,0 +1,340 @@
+"""A primal-dual interior point method for min ||w||_p subject to A w >= b, 1 < p < inf.
+
+It knows operators and exponents, nothing of attention. The barrier and the exponent move
+together: the method starts near p = 2, where the problem is a quadratic one, and takes the
+exponent to p while the gap falls, so there is no separate solve on the way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from mirrorhead.margin.link import linearise, log_abs, log_norm, signed_power
+from mirrorhead.margin.operator import Blocks
+from mirrorhead.margin.systems import System, chunk_size, make_system
+
+# The hull of the unit rows comes this near to the origin: no direction separates.
+INFEASIBLE = 1e-9
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Where the method ended.
+
+    w: (B, N) with ||w||_p = 1; lam: (B, m) > 0, of no particular scale; gap: (B,), the
+    certified relative gap, inf where w has no positive margin; infeasible: (B,), lam is a
+    Farkas certificate; iterations and inner: (B,), Newton and conjugate-gradient steps.
+    """
+
+    w: Tensor
+    lam: Tensor
+    gap: Tensor
+    infeasible: Tensor
+    iterations: Tensor
+    inner: Tensor
+
+
+@dataclass(frozen=True)
+class _Pace:
+    """How boldly the exponent moves while the barrier falls."""
+
+    factor: float  # p - 1 changes by at most this factor at a time,
+    threshold: float  # only while the gap is below this,
+    floor: float  # and the barrier falls by at most this factor meanwhile
+    iterations: int
+
+
+# What does not finish at one pace starts again at the next.
+_PACES = (_Pace(1.5, 0.5, 0.1, 40), _Pace(1.25, 0.2, 0.1, 60), _Pace(1.15, 0.1, 0.3, 100))
+
+
+def solve(
+    A: Blocks, b: Tensor, p: float, tol: float, start: tuple[Tensor, Tensor] | None = None
+) -> Outcome:
+    r"""Minimise ||w||_p subject to A w >= b for a batch of problems.
+
+    The rows of A should have norm 1 or 0. b is (B, m), at most 1; a row of zeros with b = -1
+    is a constraint that always holds, which is how a batch is padded. `start` is a pair
+    (w, lam) from a similar problem; where it leads nowhere, the cold start takes over.
+
+    >>> A = Blocks(torch.eye(2, dtype=torch.float64).view(1, 1, 2, 2), torch.ones(1, 1, 1).double())
+    >>> b = torch.tensor([[1.0, 0.5]], dtype=torch.float64)
+    >>> outcome = solve(A, b, p=3, tol=1e-12)
+    >>> outcome.w / outcome.w[0, 0]  # both constraints hold with equality: w = b
+    tensor([[1.0000, 0.5000]], dtype=torch.float64)
+    """
+    B = A.batch
+    result = Outcome(
+        w=b.new_zeros(B, A.columns),
+        lam=torch.zeros_like(b),
+        gap=b.new_full((B,), math.inf),
+        infeasible=torch.zeros(B, dtype=torch.bool, device=b.device),
+        iterations=torch.zeros(B, dtype=torch.long, device=b.device),
+        inner=torch.zeros(B, dtype=torch.long, device=b.device),
+    )
+    left = torch.arange(B, device=b.device)
+    if start is not None:
+        left = _run_chunks(A, b, p, tol, _PACES[0], start, result, left)
+    for pace in _PACES:
+        left = _run_chunks(A, b, p, tol, pace, None, result, left)
+    return result
+
+
+@dataclass(frozen=True)
+class _Point:
+    """An iterate, normalised to ||w||_p = 1 and <w, s> = 1, with s = A' lam and aw = A w."""
+
+    w: Tensor  # (B, N)
+    aw: Tensor  # (B, m)
+    u: Tensor  # (B, m), slack: A w - u = beta b with a scale beta that is free
+    s: Tensor  # (B, N)
+    lam: Tensor  # (B, m)
+    p: Tensor  # (B, 1), the exponent of the moment
+    log_w: Tensor  # (B, N), log |w|
+    log_s: Tensor  # (B, N), log |s|
+    log_dual_norm: Tensor  # (B, 1), log ||s||_q, which is >= 0
+
+    def take(self, keep: Tensor) -> _Point:
+        return _Point(*(getattr(self, f.name)[keep] for f in fields(self)))
+
+
+def _run_chunks(
+    A: Blocks,
+    b: Tensor,
+    p: float,
+    tol: float,
+    pace: _Pace,
+    start: tuple[Tensor, Tensor] | None,
+    result: Outcome,
+    left: Tensor,
+) -> Tensor:
+    """Run the problems named by `left`, as many at a time as memory allows; what is left."""
+    still = []
+    for index in left.split(chunk_size(A)) if len(left) else ():
+        everything = len(index) == A.batch
+        part, bound = (A, b) if everything else (A.take(index), b[index])
+        begin = None if start is None else (start[0][index], start[1][index])
+        still.append(index[_run(part, bound, p, tol, pace, begin, result, index)])
+    return torch.cat(still) if still else left
+
+
+def _run(
+    A: Blocks,
+    b: Tensor,
+    p: float,
+    tol: float,
+    pace: _Pace,
+    start: tuple[Tensor, Tensor] | None,
+    result: Outcome,
+    index: Tensor,
+) -> Tensor:
+    """Iterate until every problem has ended; True where one has not come to a conclusion.
+
+    A problem is written to its place `index` in the result and leaves the batch when it ends.
+    """
+    system = make_system(A)
+    live = b > 0
+    padded = not bool(live.all())
+    x = _begin(A, b, p, pace, start)
+    inconclusive = torch.ones(A.batch, dtype=torch.bool, device=b.device)
+    here = torch.arange(A.batch, device=b.device)
+    for iteration in range(pace.iterations + 1):
+        ratio = x.aw / b
+        margin = (ratio.where(live, math.inf) if padded else ratio).amin(-1, keepdim=True)
+        log_bound = x.log_dual_norm - _dot(b, x.lam).log()  # of the margin, from above
+        gap = torch.where(margin > 0, torch.expm1(log_bound - margin.log()), math.inf)
+        final = x.p == p
+        mass = (x.lam * live if padded else x.lam).sum(-1, keepdim=True)
+        optimal = final & (gap <= tol)
+        infeasible = torch.linalg.vector_norm(x.s, dim=-1, keepdim=True) < INFEASIBLE * mass
+        lost = ~(x.log_dual_norm.isfinite() & mass.isfinite())
+        ended = (optimal | infeasible | lost).squeeze(-1)
+        if iteration == pace.iterations:
+            ended = torch.ones_like(ended)
+        if bool(ended.any()):
+            at = index[here[ended]]
+            usable = at[~lost.squeeze(-1)[ended]]
+            good = ended & ~lost.squeeze(-1)
+            result.w[usable], result.lam[usable] = x.w[good], x.lam[good]
+            result.gap[usable] = gap[good].squeeze(-1)
+            result.infeasible[usable] = (infeasible & ~optimal)[good].squeeze(-1)
+            result.iterations[at] += iteration
+            result.inner[at] += system.steps
+            concluded = ((optimal | infeasible) & ~lost).squeeze(-1)
+            inconclusive[here[concluded]] = False
+            if bool(ended.all()):
+                break
+            keep = ~ended
+            x, A, b, system = x.take(keep), A.take(keep), b[keep], system.take(keep)
+            live, here, gap, final = live[keep], here[keep], gap[keep], final[keep]
+        x = _advance(x, A, b, system, p, pace, gap, ~final)
+    return inconclusive
+
+
+def _advance(
+    x: _Point,
+    A: Blocks,
+    b: Tensor,
+    system: System,
+    p: float,
+    pace: _Pace,
+    gap: Tensor,
+    moving: Tensor,
+) -> _Point:
+    """One predictor-corrector step, after moving the exponents that may move."""
+    if bool(moving.any()):
+        ready = moving & (gap < pace.threshold)
+        x = _normalised(replace(x, p=torch.where(ready, _towards(p, x.p, pace), x.p)))
+    q = x.p / (x.p - 1)
+    complementarity = _dot(x.lam, x.u)
+    # On the central path <lam, A w - u> = beta <lam, b>, and <lam, A w> = <s, w> = 1.
+    target = (1 - complementarity).clamp_min(0.1) / _dot(b, x.lam) * b
+    # sum |w|^p/p + |s|^q/q - w s, the Fenchel gap of the link, in the present normalisation.
+    fenchel = torch.expm1(q * x.log_dual_norm) / q
+    floor = 1e-2 * gap.clamp_max(1)
+    link = linearise(x.w, x.s, x.log_w, x.log_s, x.p, floor, dual_side=p <= 2)
+    solve = system.factor(link.h, x.u / x.lam)
+    residual = target - x.aw - A.apply(link.rho)
+
+    # Predictor: straight at the solution. How far one gets says how much to centre.
+    dlam = solve(residual, None, 1e-2)
+    du = -x.u * (dlam / x.lam + 1)
+    after = _dot(x.lam + _reach(x.lam, dlam) * dlam, x.u + _reach(x.u, du) * du)
+    sigma = (after / complementarity).clamp_max(1) ** 4
+    sigma = torch.where(moving, sigma.clamp_min(pace.floor), sigma)
+    # Complementarity alone would fall ahead of the error of the link.
+    mu = sigma * (complementarity + fenchel) / b.shape[-1]
+
+    # Corrector.
+    push = (mu - du * dlam) / x.lam
+    accuracy = min(max(0.1 * float(gap.max()), 1e-8), 1e-2)
+    dlam = solve(residual + push, dlam, accuracy)
+    du = push - x.u * (dlam / x.lam + 1)
+    ds = A.adjoint(dlam)
+    dw = link.h * ds + link.rho
+
+    # Nearly to the boundary, primal and dual apart; ever nearer as the gap closes.
+    fraction = (1 - gap).clamp(0.99, 1 - 1e-8)
+    primal, dual = fraction * _reach(x.u, du), fraction * _reach(x.lam, dlam)
+    if p < 2:
+        linear = _dot(target, dlam)
+        slope = _dot(link.f, ds) - linear - mu * (dlam / x.lam).sum(-1, keepdim=True)
+        shrink = _backtrack(
+            lambda a: (
+                _dot(signed_power(x.s + a * ds, q - 1), ds)
+                - linear
+                - mu * (dlam / (x.lam + a * dlam)).sum(-1, keepdim=True)
+            ),
+            slope,
+            dual,
+            gap > 1e-4,
+        )
+        primal, dual = primal * shrink, dual * shrink
+    elif p > 2:
+        # With the new multipliers, dw and du descend whether or not A w - u = target holds yet.
+        new_s, new_lam = x.s + ds, x.lam + dlam
+        slope = _dot(link.f - new_s, dw) + _dot(new_lam - mu / x.u, du)
+        primal = primal * _backtrack(
+            lambda a: (
+                _dot(signed_power(x.w + a * dw, x.p - 1) - new_s, dw)
+                + _dot(new_lam - mu / (x.u + a * du), du)
+            ),
+            slope,
+            primal,
+            gap > 0,
+        )
+    w = x.w + primal * dw
+    lam = x.lam + dual * dlam
+    # Anew, not by adding ds: lam can swing by ten decades and would leave its rounding in s.
+    s = A.adjoint(lam)
+    astray = _dot(w, s) <= 0
+    if bool(astray.any()):  # on the way to an infeasibility certificate; the link is its way back
+        w = torch.where(astray, _psi(s, x.p), w)
+    return _normalised(replace(x, w=w, aw=A.apply(w), u=x.u + primal * du, s=s, lam=lam))
+
+
+def _backtrack(
+    slope: Callable[[Tensor], Tensor], slope_at_0: Tensor, step: Tensor, where: Tensor
+) -> Tensor:
+    """Halve the step until the barrier function no longer rises steeply: (B, 1) factors."""
+    shrink = torch.ones_like(step)
+    limit = 0.9 * slope_at_0.abs()
+    for _ in range(8):
+        steep = where & (slope(step * shrink) > limit)
+        if not bool(steep.any()):
+            break
+        shrink = torch.where(steep, 0.5 * shrink, shrink)
+    return shrink
+
+
+def _begin(
+    A: Blocks, b: Tensor, p: float, pace: _Pace, start: tuple[Tensor, Tensor] | None
+) -> _Point:
+    """A centred point: from the data alone at an exponent near 2, or from a given solution."""
+    share = b.abs() / b.square().sum(-1, keepdim=True)
+    if start is None:
+        slack, lam = 0.5, share
+        exponent = _towards(p, b.new_full((A.batch, 1), 2.0), pace)
+    else:
+        slack = 0.05
+        lam = (1 - slack) * start[1] / _dot(b, start[1]) + slack * share
+        exponent = b.new_full((A.batch, 1), p)
+    s = A.adjoint(lam)
+    if start is None:
+        w = _psi(s, exponent)
+    else:
+        w = start[0]
+    aw = A.apply(w)
+    unset = torch.empty_like(w)
+    x = _normalised(_Point(w, aw, aw, s, lam, exponent, unset, unset, unset))
+    beta = (1 - slack) / _dot(b, x.lam)
+    least = 0.1 * slack / (b.shape[-1] * x.lam)
+    return replace(x, u=torch.maximum(x.aw - beta * b, least))
+
+
+def _normalised(x: _Point) -> _Point:
+    """Scale w and lam, which changes neither's direction, and take the logarithms anew."""
+    log_w, log_s = log_abs(x.w), log_abs(x.s)
+    size = log_norm(log_w, x.p)
+    shrink = torch.exp(-size)
+    w = x.w * shrink
+    pairing = _dot(w, x.s)
+    log_s = log_s - pairing.log()
+    return _Point(
+        w=w,
+        aw=x.aw * shrink,
+        u=x.u * shrink,
+        s=x.s / pairing,
+        lam=x.lam / pairing,
+        p=x.p,
+        log_w=log_w - size,
+        log_s=log_s,
+        log_dual_norm=log_norm(log_s, x.p / (x.p - 1)),
+    )
+
+
+def _psi(s: Tensor, p: Tensor) -> Tensor:
+    """sign(s)|s|^(q-1), scaled to maximum 1."""
+    log_s = log_abs(s)
+    return torch.exp((log_s - log_s.amax(-1, keepdim=True)) / (p - 1)) * s.sign()
+
+
+def _towards(p: float, current: Tensor, pace: _Pace) -> Tensor:
+    """The exponent one move nearer to p."""
+    if p < 2:
+        return ((current - 1) / pace.factor + 1).clamp_min(p)
+    return ((current - 1) * pace.factor + 1).clamp_max(p)
+
+
+def _reach(x: Tensor, dx: Tensor) -> Tensor:
+    """The longest step up to 1 that keeps x + a dx >= 0, for x > 0: (B, m) -> (B, 1)."""
+    return (dx / x).amin(-1, keepdim=True).neg_().clamp_min_(1).reciprocal_()
+
+
+def _dot(x: Tensor, y: Tensor) -> Tensor:
+    return (x * y).sum(-1, keepdim=True)

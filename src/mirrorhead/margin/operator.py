@@ -1,0 +1,132 @@
+"""The linear map W -> (x_sel - x_t)' W z of the margin constraints, never formed as a matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Temporary tensors of the chunked methods stay below this many numbers (64 MB).
+_CHUNK = 1 << 23
+
+
+@dataclass(frozen=True)
+class Blocks:
+    r"""Constraints in blocks that share one factor: row (i, t) of A is vec(left_it right_i').
+
+    With W of shape (a, c) the map and its adjoint are
+
+        (A W)_it = left_it' W right_i            A' lam = sum_i (sum_t lam_it left_it) right_i'
+
+    and a weighted Gram matrix A diag(h) A' has the blocks
+    left_i diag(H (right_i o right_j)) left_j', H being h as a matrix. Forming A would take
+    n R a c numbers; the two factors take n (R a + c).
+
+    Attention has left = x_sel - x_t and right = z. A plain SVM has right = 1 and one block,
+    or several of bounded size. The leading dimension is a batch of problems; vectors are
+    (B, m) with m = n R, weights (B, N) with N = a c.
+
+    left: (B, n, R, a); right: (B, n, c).
+
+    >>> left = torch.tensor([[[[1.0, 0.0], [1.0, -1.0]]]])
+    >>> A = Blocks(left, right=torch.tensor([[[2.0]]]))
+    >>> A.apply(torch.tensor([[3.0, 1.0]]))
+    tensor([[6., 4.]])
+    >>> A.adjoint(torch.tensor([[1.0, 1.0]]))
+    tensor([[ 4., -2.]])
+    """
+
+    left: Tensor
+    right: Tensor
+
+    @property
+    def batch(self) -> int:
+        return self.left.shape[0]
+
+    @property
+    def rows(self) -> int:
+        """m, the number of constraints of one problem."""
+        return self.left.shape[1] * self.left.shape[2]
+
+    @property
+    def columns(self) -> int:
+        """N, the number of weights of one problem."""
+        return self.left.shape[3] * self.right.shape[2]
+
+    def take(self, keep: Tensor | slice) -> Blocks:
+        """The sub-batch of the problems named by `keep`."""
+        return Blocks(self.left[keep], self.right[keep])
+
+    def apply(self, w: Tensor) -> Tensor:
+        """A w: (B, N) -> (B, m)."""
+        B, _, _, a = self.left.shape
+        image = self.right @ w.view(B, a, -1).mT  # (B, n, a): W right_i
+        return (self.left @ image.unsqueeze(-1)).view(B, -1)
+
+    def adjoint(self, lam: Tensor) -> Tensor:
+        """A' lam: (B, m) -> (B, N)."""
+        B, n, R, _ = self.left.shape
+        pulled = (lam.view(B, n, 1, R) @ self.left).squeeze(-2)  # (B, n, a)
+        return (pulled.mT @ self.right).view(B, -1)
+
+    def row_norms(self) -> Tensor:
+        """Euclidean norms of the rows of A, (B, m); they neither over- nor underflow."""
+        return (_norm(self.left) * _norm(self.right).unsqueeze(-1)).view(self.batch, -1)
+
+    def unit_rows(self) -> Blocks:
+        """The same rows with Euclidean norm 1; zero rows stay zero."""
+        left, right = _norm(self.left).unsqueeze(-1), _norm(self.right).unsqueeze(-1)
+        return Blocks(
+            self.left / torch.where(left > 0, left, 1),
+            self.right / torch.where(right > 0, right, 1),
+        )
+
+    def block_gram(self, h: Tensor) -> Tensor:
+        """The diagonal blocks of A diag(h) A': (B, N) -> (B, n, R, R)."""
+        B, n, R, a = self.left.shape
+        weights = (self.right.square() @ h.view(B, a, -1).mT).unsqueeze(-2)  # (B, n, 1, a)
+        out = self.left.new_empty(B, n, R, R)
+        for at in self._chunks(R * a):
+            left = self.left[:, at]
+            torch.matmul(left * weights[:, at], left.mT, out=out[:, at])
+        return out
+
+    def column_weights(self, e: Tensor) -> Tensor:
+        """The diagonal of A' diag(e) A: (B, m) -> (B, N)."""
+        B, n, R, a = self.left.shape
+        pulled = self.left.new_empty(B, n, 1, a)
+        for at in self._chunks(R * a):
+            torch.matmul(e.view(B, n, 1, R)[:, at], self.left[:, at].square(), out=pulled[:, at])
+        return (pulled.squeeze(-2).mT @ self.right.square()).view(B, -1)
+
+    def take_rows(self, index: Tensor) -> Tensor:
+        """The rows of A named by index (B, k), as (B, k, N)."""
+        B, n, R, a = self.left.shape
+        c = self.right.shape[2]
+        left = self.left.view(B, n * R, a).gather(1, index.unsqueeze(-1).expand(-1, -1, a))
+        right = self.right.gather(1, (index // R).unsqueeze(-1).expand(-1, -1, c))
+        return (left.unsqueeze(-1) * right.unsqueeze(-2)).view(B, -1, a * c)
+
+    def take_columns(self, index: Tensor) -> Tensor:
+        """The columns of A named by index (k,), as (B, n, R, k)."""
+        B, n, R, _ = self.left.shape
+        c = self.right.shape[2]
+        out = self.left.new_empty(B, n, R, len(index))
+        for at in self._chunks(R * len(index)):
+            right = self.right[:, at, None][..., index % c]
+            torch.mul(self.left[:, at][..., index // c], right, out=out[:, at])
+        return out
+
+    def _chunks(self, each: int) -> Iterator[slice]:
+        """Slices of the blocks such that B * each * (their number) stays bounded."""
+        n = self.left.shape[1]
+        size = max(1, _CHUNK // (self.batch * each))
+        return (slice(k, k + size) for k in range(0, n, size))
+
+
+def _norm(x: Tensor) -> Tensor:
+    largest = x.abs().amax(-1, keepdim=True)
+    scale = torch.where(largest > 0, largest, 1)
+    return torch.linalg.vector_norm(x / scale, dim=-1) * largest.squeeze(-1)
