@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mirrorhead.margin.link import linearise, log_abs, log_norm, signed_power
 from mirrorhead.margin.operator import Blocks
-from mirrorhead.margin.systems import System, chunk_size, make_system
+from mirrorhead.margin.systems import DENSE_LIMIT, LAST_RESORT, System, make_system, part_size
 
 # The hull of the unit rows comes this near to the origin: no direction separates.
 INFEASIBLE = 1e-9
@@ -47,10 +47,15 @@ class _Pace:
     threshold: float  # only while the gap is below this,
     floor: float  # and the barrier falls by at most this factor meanwhile
     iterations: int
+    dense: int  # up to this size the linear systems are factored
 
 
 # What does not finish at one pace starts again at the next.
-_PACES = (_Pace(1.5, 0.5, 0.1, 40), _Pace(1.25, 0.2, 0.1, 60), _Pace(1.15, 0.1, 0.3, 100))
+_PACES = (
+    _Pace(1.5, 0.5, 0.1, 40, DENSE_LIMIT),
+    _Pace(1.25, 0.2, 0.1, 60, LAST_RESORT),
+    _Pace(1.15, 0.1, 0.3, 100, LAST_RESORT),
+)
 
 
 def solve(
@@ -79,9 +84,9 @@ def solve(
     )
     left = torch.arange(B, device=b.device)
     if start is not None:
-        left = _run_chunks(A, b, p, tol, _PACES[0], start, result, left)
+        left = _run_parts(A, b, p, tol, _PACES[0], start, result, left)
     for pace in _PACES:
-        left = _run_chunks(A, b, p, tol, pace, None, result, left)
+        left = _run_parts(A, b, p, tol, pace, None, result, left)
     return result
 
 
@@ -103,7 +108,7 @@ class _Point:
         return _Point(*(getattr(self, f.name)[keep] for f in fields(self)))
 
 
-def _run_chunks(
+def _run_parts(
     A: Blocks,
     b: Tensor,
     p: float,
@@ -115,7 +120,7 @@ def _run_chunks(
 ) -> Tensor:
     """Run the problems named by `left`, as many at a time as memory allows; what is left."""
     still = []
-    for index in left.split(chunk_size(A)) if len(left) else ():
+    for index in left.split(part_size(A, pace.dense)) if len(left) else ():
         everything = len(index) == A.batch
         part, bound = (A, b) if everything else (A.take(index), b[index])
         begin = None if start is None else (start[0][index], start[1][index])
@@ -137,7 +142,7 @@ def _run(
 
     A problem is written to its place `index` in the result and leaves the batch when it ends.
     """
-    system = make_system(A)
+    system = make_system(A, pace.dense, p)
     live = b > 0
     padded = not bool(live.all())
     x = _begin(A, b, p, pace, start)

@@ -88,18 +88,18 @@ class Blocks:
         B, n, R, a = self.left.shape
         weights = (self.right.square() @ h.view(B, a, -1).mT).unsqueeze(-2)  # (B, n, 1, a)
         out = self.left.new_empty(B, n, R, R)
-        for at in self._chunks(R * a):
+        for at in self.chunks(R * a):
             left = self.left[:, at]
             torch.matmul(left * weights[:, at], left.mT, out=out[:, at])
         return out
 
-    def column_weights(self, e: Tensor) -> Tensor:
-        """The diagonal of A' diag(e) A: (B, m) -> (B, N)."""
+    def column_sizes(self) -> Tensor:
+        """Squared Euclidean norms of the columns of A, (B, N)."""
         B, n, R, a = self.left.shape
-        pulled = self.left.new_empty(B, n, 1, a)
-        for at in self._chunks(R * a):
-            torch.matmul(e.view(B, n, 1, R)[:, at], self.left[:, at].square(), out=pulled[:, at])
-        return (pulled.squeeze(-2).mT @ self.right.square()).view(B, -1)
+        squares = self.left.new_empty(B, n, a)
+        for at in self.chunks(R * a):
+            squares[:, at] = self.left[:, at].square().sum(-2)
+        return (squares.mT @ self.right.square()).view(B, -1)
 
     def take_rows(self, index: Tensor) -> Tensor:
         """The rows of A named by index (B, k), as (B, k, N)."""
@@ -109,18 +109,13 @@ class Blocks:
         right = self.right.gather(1, (index // R).unsqueeze(-1).expand(-1, -1, c))
         return (left.unsqueeze(-1) * right.unsqueeze(-2)).view(B, -1, a * c)
 
-    def take_columns(self, index: Tensor) -> Tensor:
-        """The columns of A named by index (k,), as (B, n, R, k)."""
-        B, n, R, _ = self.left.shape
+    def take_columns(self, index: Tensor, at: slice) -> Tensor:
+        """The columns of A named by index (k,), in the rows of the blocks `at`: (B, ., R, k)."""
         c = self.right.shape[2]
-        out = self.left.new_empty(B, n, R, len(index))
-        for at in self._chunks(R * len(index)):
-            right = self.right[:, at, None][..., index % c]
-            torch.mul(self.left[:, at][..., index // c], right, out=out[:, at])
-        return out
+        return self.left[:, at][..., index // c] * self.right[:, at, None][..., index % c]
 
-    def _chunks(self, each: int) -> Iterator[slice]:
-        """Slices of the blocks such that B * each * (their number) stays bounded."""
+    def chunks(self, each: int) -> Iterator[slice]:
+        """Slices of the blocks; `each` numbers a block and problem stay within bounds."""
         n = self.left.shape[1]
         size = max(1, _CHUNK // (self.batch * each))
         return (slice(k, k + size) for k in range(0, n, size))

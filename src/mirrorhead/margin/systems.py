@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from functools import cached_property
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from mirrorhead.margin.operator import Blocks
 
-# Dense up to this many rows or columns, conjugate gradients beyond.
-DENSE_LIMIT = 2000
-# The dense paths take as many problems at a time as fit into this many numbers (256 MB).
-DENSE_BUDGET = 1 << 25
+# Dense up to this many rows or columns, conjugate gradients beyond; where these fail, dense
+# up to the second limit, slower and safer.
+DENSE_LIMIT, LAST_RESORT = 700, 4000
+# A batch is solved in parts whose temporary tensors have at most so many numbers (32 MB).
+BUDGET = 1 << 22
+# The columns kept for the preconditioner have at most so many (600 MB).
+COLUMN_BUDGET = 75 << 20
 
 # solve(r, guess, tol) -> x; only the iterative system looks at guess and tol.
 Solver = Callable[[Tensor, Tensor | None, float], Tensor]
@@ -30,27 +34,27 @@ class System(Protocol):
     def take(self, keep: Tensor) -> System: ...
 
 
-def choose_kind(A: Blocks) -> str:
-    """'rows' (m x m), 'columns' (N x N) or 'iterative', by size."""
-    if min(A.rows, A.columns) > DENSE_LIMIT:
+def system_kind(A: Blocks, limit: int) -> Literal["rows", "columns", "iterative"]:
+    """Which of the three, for problems dense up to `limit` rows or columns."""
+    if min(A.rows, A.columns) > limit:
         return "iterative"
-    return "rows" if A.rows <= min(2 * A.columns, DENSE_LIMIT) else "columns"
+    return "rows" if A.rows <= min(2 * A.columns, limit) else "columns"
 
 
-def chunk_size(A: Blocks) -> int:
+def part_size(A: Blocks, limit: int) -> int:
     """How many problems to solve at a time, so that memory stays bounded."""
-    kind = choose_kind(A)
+    kind = system_kind(A, limit)
     if kind == "iterative":
         return 1
     n, R, a = A.left.shape[1:]
-    each = n * n * R * a + 2 * A.rows**2 if kind == "rows" else 9 * A.columns**2 + A.rows * a
-    return max(1, DENSE_BUDGET // each)
+    each = n * n * R * a + A.rows**2 if kind == "rows" else 8 * A.columns**2 + A.rows * a
+    return max(1, BUDGET // each)
 
 
-def make_system(A: Blocks) -> System:
-    kind = choose_kind(A)
+def make_system(A: Blocks, limit: int, p: float) -> System:
+    kind = system_kind(A, limit)
     if kind == "iterative":
-        return IterativeSystem(A)
+        return IterativeSystem(A, grows=p > 2)
     return RowSystem.of(A) if kind == "rows" else ColumnSystem(A)
 
 
@@ -63,31 +67,34 @@ class RowSystem:
     """
 
     A: Blocks
-    pairs: Tensor  # (B, n n, c): right_i o right_j
-    scaled: Tensor  # (B, n, n, R, a)
+    pairs: Tensor  # (B, n, n, c): right_i o right_j
+    scaled: Tensor  # (B, rows of blocks at a time, n, R, a)
     K: Tensor  # (B, m, m)
     steps: int = 0
 
     @staticmethod
     def of(A: Blocks) -> RowSystem:
         B, n, R, a = A.left.shape
-        pairs = (A.right[:, :, None] * A.right[:, None]).view(B, n * n, -1)
+        pairs = A.right[:, :, None] * A.right[:, None]
+        lines = min(n, max(1, BUDGET // (B * n * R * a)))
         empty = A.left.new_empty
-        return RowSystem(A, pairs, empty(B, n, n, R, a), empty(B, n * R, n * R))
+        return RowSystem(A, pairs, empty(B, lines, n, R, a), empty(B, n * R, n * R))
 
     def take(self, keep: Tensor) -> RowSystem:
         A = self.A.take(keep)
         return RowSystem(A, self.pairs[keep], self.scaled[: A.batch], self.K[: A.batch])
 
     def factor(self, h: Tensor, e: Tensor) -> Solver:
-        B, n, R, a = self.A.left.shape
-        weights = (self.pairs @ h.view(B, a, -1).mT).view(B, n, n, 1, a)
-        torch.mul(self.A.left[:, None], weights, out=self.scaled)
-        torch.bmm(
-            self.A.left.view(B * n, R, a),
-            self.scaled.view(B * n, n * R, a).mT,
-            out=self.K.view(B * n, R, n * R),
-        )
+        left = self.A.left
+        B, n, R, a = left.shape
+        lines = self.scaled.shape[1]
+        weights = (self.pairs.view(B, n * n, -1) @ h.view(B, a, -1).mT).view(B, n, n, 1, a)
+        K = self.K.view(B, n, R, n * R)
+        for k in range(0, n, lines):  # one turn, unless a single problem is large
+            at = slice(k, min(k + lines, n))
+            scaled = self.scaled[:, : at.stop - k]
+            torch.mul(left[:, None], weights[:, at], out=scaled)
+            torch.matmul(left[:, at], scaled.view(B, -1, n * R, a).mT, out=K[:, at])
         self.K.diagonal(dim1=-2, dim2=-1).add_(e)
         L = _cholesky(self.K)
         return lambda r, guess, tol: _cholesky_solve(L, r)
@@ -161,16 +168,23 @@ class IterativeSystem:
     """
 
     A: Blocks
+    grows: bool  # whether S may be other than empty
     steps: int = 0
-    heavy: int = 0
-    last: int = 0
+    heavy: int = 0  # the size of S
+    last: int = 0  # steps of the longest solve with the last factorisation
+
+    @cached_property
+    def column_sizes(self) -> Tensor:
+        return self.A.column_sizes()
 
     def take(self, keep: Tensor) -> IterativeSystem:
         return self  # one problem at a time: what is kept is everything
 
     def factor(self, h: Tensor, e: Tensor) -> Solver:
         A = self.A
-        self._grow(h)
+        if self.grows and self.last > 32:
+            most = min(2048, A.columns // 4, COLUMN_BUDGET // A.rows)
+            self.heavy = min(most, max(128, self.heavy) * (1 + self.last // 32))
         precondition = self._preconditioner(h, e)
 
         def solve(r: Tensor, guess: Tensor | None, tol: float) -> Tensor:
@@ -184,23 +198,12 @@ class IterativeSystem:
         self.last = 0
         return solve
 
-    def _grow(self, h: Tensor) -> None:
-        spread = bool(h.amax() > 100 * h.median())
-        most = min(2048, self.A.columns // 4, (75 << 20) // self.A.rows)
-        if self.last > 40 and spread:
-            self.heavy = min(most, max(256, 2 * self.heavy))
-
     def _preconditioner(self, h: Tensor, e: Tensor) -> Callable[[Tensor], Tensor]:
         A = self.A
         B, n, R, _ = A.left.shape
         heavy, root = None, h
         if self.heavy:
-            weights = (A.right.square() @ h.view(B, A.left.shape[3], -1).mT).unsqueeze(-2)
-            # The diagonal of K tells how much a row minds a column; unit rows make 1/e enough.
-            importance = h * A.column_weights(
-                1 / (e + weights.mean(-1).expand(B, n, R).reshape(B, -1))
-            )
-            heavy = importance[0].topk(self.heavy).indices
+            heavy = (h * self.column_sizes)[0].topk(self.heavy).indices
             root = h[0, heavy].sqrt()
             h = h.clone()
             h[0, heavy] = 0
@@ -209,7 +212,10 @@ class IterativeSystem:
         L = _cholesky(K)
         if heavy is None:
             return lambda r: _cholesky_solve(L, r.view(B, n, R)).view(B, -1)
-        Y = torch.linalg.solve_triangular(L, A.take_columns(heavy).mul_(root), upper=False)
+        Y = K.new_empty(B, n, R, self.heavy)
+        for at in A.chunks(R * self.heavy):
+            columns = A.take_columns(heavy, at).mul_(root)
+            Y[:, at] = torch.linalg.solve_triangular(L[:, at], columns, upper=False)
         Y = Y.view(B, n * R, -1)
         M = Y.mT @ Y
         M.diagonal(dim1=-2, dim2=-1).add_(1)
