@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from mirrorhead.margin import limits
+from mirrorhead.margin import nuclear as nuclear_norm
 from mirrorhead.margin.certificate import FARKAS, Norm, certify
 from mirrorhead.margin.constraints import Constraints, attention_constraints, svm_constraints
 from mirrorhead.margin.interior_point import Outcome
@@ -133,6 +135,10 @@ def _solve_scaled(
     b = (least / norms).where(~padding, -1.0)
     if start is not None:
         start = (start[0], start[1] * norms.where(~padding, 0.0))
+    if nuclear:
+        return nuclear_norm.solve(A.unit_rows(), b, 0.5 * tol)
+    if p in (1, math.inf):
+        return limits.solve(A.unit_rows(), b, p)
     # The last step overshoots anyway, and rounding must not spoil the gap found from the data.
     return solve_lp(A.unit_rows(), b, p, 0.5 * tol, start)
 
@@ -144,17 +150,17 @@ def _conclude(
     lead = problem.lead
     lam = outcome.lam * problem.live
     direction = certify(problem, outcome.w, lam, norm)
-    found = direction.margin > 0
-    W = torch.where(free.unsqueeze(-1), 0.0, outcome.w / direction.margin.unsqueeze(-1))
-    proof = certify(problem, W, lam, norm)  # of W as it will be handed out
+    found = (direction.margin > 0) & ~free
+    W = torch.where(found.unsqueeze(-1), outcome.w / direction.margin.unsqueeze(-1), 0.0)
+    infeasible = outcome.infeasible & (direction.farkas <= FARKAS)
+    mass = lam.sum(-1)
+    # Feasible: A' lam gets norm 1, that is, the sum is the lower bound. Infeasible: sum 1.
+    total = torch.where(infeasible, 1.0, direction.lower)
+    dual = torch.where(mass > 0, total / mass, 0.0).unsqueeze(-1) * lam
+    proof = certify(problem, W, dual, norm)  # of what will be handed out, to the last bit
     gap = torch.where(free, 0.0, proof.gap_as_is())
-    infeasible = outcome.infeasible & (proof.farkas <= FARKAS)
     optimal = ~infeasible & (gap <= tol)
     found = (free | found) & ~infeasible
-    mass = lam.sum(-1)
-    # Feasible: A' lam has norm 1, that is, the sum is the lower bound. Infeasible: sum 1.
-    total = torch.where(infeasible, 1.0, proof.lower)
-    dual = torch.where(mass > 0, total / mass, 0.0).unsqueeze(-1) * lam
     share = lam / mass.clamp_min(torch.finfo(mass.dtype).tiny).unsqueeze(-1)
     support = (share > problem.A.apply(W) - 1) & problem.live & found.unsqueeze(-1)
     size = torch.where(free, 0.0, direction.upper)

@@ -96,8 +96,8 @@ class RowSystem:
             torch.mul(left[:, None], weights[:, at], out=scaled)
             torch.matmul(left[:, at], scaled.view(B, -1, n * R, a).mT, out=K[:, at])
         self.K.diagonal(dim1=-2, dim2=-1).add_(e)
-        L = _cholesky(self.K)
-        return lambda r, guess, tol: _cholesky_solve(L, r)
+        L = cholesky(self.K)
+        return lambda r, guess, tol: cholesky_solve(L, r)
 
 
 @dataclass
@@ -128,17 +128,17 @@ class ColumnSystem:
         M = self._weighted(inverse)
         M.mul_(root.unsqueeze(-1)).mul_(root.unsqueeze(-2))
         M.diagonal(dim1=-2, dim2=-1).add_(1)
-        L = _cholesky(M)
+        L = cholesky(M)
         rows = A.take_rows(active) * root.unsqueeze(-2)  # B_S, (B, k, N)
         C = torch.linalg.solve_triangular(L, rows.mT, upper=False).mT
         K = C @ C.mT
         K.diagonal(dim1=-2, dim2=-1).add_(e.gather(1, active))
-        small = _cholesky(K)
+        small = cholesky(K)
 
         def solve(r: Tensor, guess: Tensor | None, tol: float) -> Tensor:
             g = root * A.adjoint(inverse * r)
             t = torch.linalg.solve_triangular(L, g.unsqueeze(-1), upper=False)
-            x = _cholesky_solve(small, r.gather(1, active) - (C @ t).squeeze(-1))
+            x = cholesky_solve(small, r.gather(1, active) - (C @ t).squeeze(-1))
             t = t + C.mT @ x.unsqueeze(-1)
             y = torch.linalg.solve_triangular(L.mT, t, upper=True).squeeze(-1)
             rest = inverse * (r - A.apply(root * y))
@@ -209,9 +209,9 @@ class IterativeSystem:
             h[0, heavy] = 0
         K = A.block_gram(h)
         K.diagonal(dim1=-2, dim2=-1).add_(e.view(B, n, R))
-        L = _cholesky(K)
+        L = cholesky(K)
         if heavy is None:
-            return lambda r: _cholesky_solve(L, r.view(B, n, R)).view(B, -1)
+            return lambda r: cholesky_solve(L, r.view(B, n, R)).view(B, -1)
         Y = K.new_empty(B, n, R, self.heavy)
         for at in A.chunks(R * self.heavy):
             columns = A.take_columns(heavy, at).mul_(root)
@@ -219,7 +219,7 @@ class IterativeSystem:
         Y = Y.view(B, n * R, -1)
         M = Y.mT @ Y
         M.diagonal(dim1=-2, dim2=-1).add_(1)
-        small = _cholesky(M)
+        small = cholesky(M)
 
         def precondition(r: Tensor) -> Tensor:
             half = torch.linalg.solve_triangular(L, r.view(B, n, R, 1), upper=False)
@@ -259,7 +259,7 @@ def _conjugate_gradients(
     return x, steps
 
 
-def _cholesky(K: Tensor) -> Tensor:
+def cholesky(K: Tensor) -> Tensor:
     """Cholesky factors of a batch; a matrix that fails gets a jitter of its own."""
     L, info = torch.linalg.cholesky_ex(K)
     jitter = 1e-14
@@ -273,7 +273,7 @@ def _cholesky(K: Tensor) -> Tensor:
     return L
 
 
-def _cholesky_solve(L: Tensor, r: Tensor) -> Tensor:
+def cholesky_solve(L: Tensor, r: Tensor) -> Tensor:
     """Two triangular solves; twice as fast as torch.cholesky_solve on batches."""
     y = torch.linalg.solve_triangular(L, r.unsqueeze(-1), upper=False)
     return torch.linalg.solve_triangular(L.mT, y, upper=True).squeeze(-1)
