@@ -67,12 +67,12 @@ class Certificate:
 def certify(problem: Constraints, w: Tensor, lam: Tensor, norm: Norm) -> Certificate:
     """Evaluate weights w (B, N) and multipliers lam (B, m); negative multipliers count as 0."""
     A, live = problem.A, problem.live
-    B, _, _, a = A.left.shape
+    shape = (A.batch, A.left.shape[3], A.right.shape[2])
     lam = lam.clamp_min(0) * live
     margin = torch.where(live, A.apply(w), math.inf).amin(-1)
     pulled = A.adjoint(lam)
-    s = norm.dual(pulled.view(B, a, -1))
-    size = norm.value(w.view(B, a, -1))
+    s = norm.dual(pulled.view(shape))
+    size = norm.value(w.view(shape))
     upper = torch.where(margin > 0, size / margin, math.inf)
     lower = torch.where(s > 0, lam.sum(-1) / s, 0.0)
     gap = torch.where((margin > 0) & (lower > 0), (upper / lower - 1).clamp_min(0), math.inf)

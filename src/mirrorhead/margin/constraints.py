@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -32,15 +33,15 @@ class Constraints:
 
     def spread(self, lam: Tensor) -> Tensor:
         """(B, m) values of the rows -> the shape of the data; 0 where there is no row."""
-        size = self.shape[0] * (self.shape[1] if len(self.shape) > 1 else 1)
+        size = math.prod(self.shape)
         flat = lam.new_zeros(self.A.batch, size + 1)  # the last place takes the padding
         flat.scatter_(1, self.position.where(self.live, size), lam)
         return flat[:, :size].reshape(*self.lead, *self.shape)
 
     def collect(self, values: Tensor) -> Tensor:
         """The inverse of `spread`: the shape of the data -> (B, m), 0 on padding."""
-        rows = values.reshape(self.A.batch, -1).to(torch.float64).gather(1, self.position)
-        return rows * self.live
+        flat = values.reshape(self.A.batch, math.prod(self.shape)).to(torch.float64)
+        return flat.gather(1, self.position) * self.live
 
 
 def attention_constraints(
@@ -65,24 +66,26 @@ def attention_constraints(
         )
     tokens = _tokens(tokens, X)
     B = X[..., 0, 0, 0].numel()
-    X, z, tokens = X.reshape(B, n, T, d), z.reshape(B, n, -1), tokens.reshape(B, n)
-    other = torch.arange(T - 1, device=X.device).expand(B, n, T - 1)
+    X, z, tokens = X.reshape(B, n, T, d), z.reshape(B, n, z.shape[-1]), tokens.reshape(B, n)
+    R = max(T - 1, 1)  # a lone token gets one row of padding
+    other = torch.arange(R, device=X.device).expand(B, n, R)
     other = other + (other >= tokens.unsqueeze(-1))  # all tokens but the selected one
-    live = torch.ones_like(other, dtype=torch.bool)
+    other = other.clamp_max(T - 1)
+    live = torch.full_like(other, T > 1, dtype=torch.bool)
     if mask is not None:
         mask = _mask(mask, (*lead, n, T)).to(X.device).reshape(B, n, T)
         if not bool(mask.gather(2, tokens.unsqueeze(-1)).all()):
             raise ValueError("tokens selects a token that mask marks as padding")
         live = mask.gather(2, other)
     selected = X.gather(2, tokens.view(B, n, 1, 1).expand(B, n, 1, d))
-    left = selected - X.gather(2, other.unsqueeze(-1).expand(B, n, T - 1, d))
+    left = selected - X.gather(2, other.unsqueeze(-1).expand(B, n, R, d))
     if mask is not None:
         left = left.masked_fill_(~live.unsqueeze(-1), 0)
     rows = torch.arange(n, device=X.device).view(n, 1) * T
     return Constraints(
         A=Blocks(left, z),
-        live=live.reshape(B, -1),
-        position=(other + rows).reshape(B, -1),
+        live=live.reshape(B, n * R),
+        position=(other + rows).reshape(B, n * R),
         lead=tuple(lead),
         shape=(n, T),
         weights=(d, z.shape[-1]),

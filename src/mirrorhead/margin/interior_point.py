@@ -201,7 +201,7 @@ def _advance(
     target = (1 - complementarity).clamp_min(0.1) / _dot(b, x.lam) * b
     # sum |w|^p/p + |s|^q/q - w s, the Fenchel gap of the link, in the present normalisation.
     fenchel = torch.expm1(q * x.log_dual_norm) / q
-    floor = 1e-2 * gap.clamp_max(1)
+    floor = 1e-2 * gap.clamp(1e-16, 1)
     link = linearise(x.w, x.s, x.log_w, x.log_s, x.p, floor, dual_side=p <= 2)
     solve = system.factor(link.h, x.u / x.lam)
     residual = target - x.aw - A.apply(link.rho)
@@ -281,7 +281,8 @@ def _begin(
     A: Blocks, b: Tensor, p: float, pace: _Pace, start: tuple[Tensor, Tensor] | None
 ) -> _Point:
     """A centred point: from the data alone at an exponent near 2, or from a given solution."""
-    share = b.abs() / b.square().sum(-1, keepdim=True)
+    share = b.clamp_min(0) / b.clamp_min(0).square().sum(-1, keepdim=True)
+    share = share.where(b > 0, 0.01 / b.shape[-1])  # padding starts near its end, which is 0
     if start is None:
         slack, lam = 0.5, share
         exponent = _towards(p, b.new_full((A.batch, 1), 2.0), pace)
@@ -309,6 +310,7 @@ def _normalised(x: _Point) -> _Point:
     shrink = torch.exp(-size)
     w = x.w * shrink
     pairing = _dot(w, x.s)
+    pairing = pairing.where(pairing > 0, 1.0)  # s = 0: lam is a Farkas certificate as it stands
     log_s = log_s - pairing.log()
     return _Point(
         w=w,

@@ -61,8 +61,9 @@ def _follow(A: Blocks, b: Tensor, lam: Tensor, tol: float) -> tuple[Tensor, Tens
     lam = lam * (0.5 / torch.linalg.matrix_norm(pull(lam), 2))
     mu = float(b @ lam) / (len(b) + a)
     best, best_gap = (b.new_zeros(A.columns), lam), math.inf
-    iteration = 0
-    for iteration in range(MAX_ITERATIONS):
+    steps = 0
+    while steps < MAX_ITERATIONS:
+        steps += 1
         S = pull(lam)
         U, sigma, Vt = torch.linalg.svd(S)
         k = len(sigma)
@@ -99,7 +100,7 @@ def _follow(A: Blocks, b: Tensor, lam: Tensor, tol: float) -> tuple[Tensor, Tens
         lam = lam + size * step
         if decrement < 1:
             mu *= 0.1
-    return best[0], best[1], best_gap, iteration
+    return best[0], best[1], best_gap, steps
 
 
 def _slope(

@@ -62,18 +62,18 @@ class Blocks:
     def apply(self, w: Tensor) -> Tensor:
         """A w: (B, N) -> (B, m)."""
         B, _, _, a = self.left.shape
-        image = self.right @ w.view(B, a, -1).mT  # (B, n, a): W right_i
-        return (self.left @ image.unsqueeze(-1)).view(B, -1)
+        image = self.right @ w.view(B, a, self.right.shape[2]).mT  # (B, n, a): W right_i
+        return (self.left @ image.unsqueeze(-1)).view(B, self.rows)
 
     def adjoint(self, lam: Tensor) -> Tensor:
         """A' lam: (B, m) -> (B, N)."""
         B, n, R, _ = self.left.shape
         pulled = (lam.view(B, n, 1, R) @ self.left).squeeze(-2)  # (B, n, a)
-        return (pulled.mT @ self.right).view(B, -1)
+        return (pulled.mT @ self.right).view(B, self.columns)
 
     def row_norms(self) -> Tensor:
         """Euclidean norms of the rows of A, (B, m); they neither over- nor underflow."""
-        return (_norm(self.left) * _norm(self.right).unsqueeze(-1)).view(self.batch, -1)
+        return (_norm(self.left) * _norm(self.right).unsqueeze(-1)).view(self.batch, self.rows)
 
     def unit_rows(self) -> Blocks:
         """The same rows with Euclidean norm 1; zero rows stay zero."""

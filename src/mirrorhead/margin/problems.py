@@ -190,5 +190,5 @@ def _start(problem: Constraints, start: MarginSolution) -> tuple[Tensor, Tensor]
             f"start must solve a problem of the same shape, with dual "
             f"{(*problem.lead, *problem.shape)}; its dual is {tuple(start.dual.shape)}"
         )
-    W = start.W.reshape(problem.A.batch, -1).to(problem.A.left)
+    W = start.W.reshape(problem.A.batch, problem.A.columns).to(problem.A.left)
     return W, problem.collect(start.dual.to(W.device))

@@ -99,13 +99,13 @@ class MarginSolution:
                 f"this solution has {tuple(self.W.shape)}"
             )
         lam = problem.collect(self.dual)
-        W = self.W.reshape(problem.A.batch, -1)
+        W = self.W.reshape(problem.A.batch, problem.A.columns)
         found = certify(problem, W.nan_to_num(), lam, self.kind)
         shape = self.norm.shape
         margin, farkas = found.margin.reshape(shape), found.farkas.reshape(shape)
         free = ~problem.live.any(-1).reshape(shape)
         gap = found.gap_as_is().reshape(shape).where(~free, 0.0)
-        signs = (self.dual >= 0).reshape(problem.A.batch, -1).all(-1).reshape(shape)
+        signs = (problem.collect(self.dual) >= 0).all(-1).reshape(shape)
         optimal = signs & (margin >= 1 - self.tol) & (gap <= self.tol)
         proof = torch.stack([optimal, signs & (farkas <= FARKAS)], -1)
         claim = self.codes.clamp_max(1).unsqueeze(-1)
