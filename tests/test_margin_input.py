@@ -123,7 +123,8 @@ def test_leading_dimensions():
     assert solution.dual.shape == solution.support.shape == (2, 3, 4, 5)
     assert solution.norm.shape == solution.gap.shape == solution.iterations.shape == (2, 3)
     assert solution.status == [["optimal"] * 3] * 2
-    one = mh.attention_svm(*(x[1, 2] for x in data), 1.5)
+    X, z, tokens = data
+    one = mh.attention_svm(X[1, 2], z[1, 2], tokens[1, 2], 1.5)
     assert one.status == "optimal"
     assert one.norm.item() == pytest.approx(solution.norm[1, 2].item(), rel=1e-9)
     assert one.W.shape == (6, 6)

@@ -12,9 +12,11 @@ import mirrorhead as mh
 from margin_cases import dense_rows, random_problem
 
 
-def conic(rows: torch.Tensor, p: float) -> tuple[float, torch.Tensor]:
+def conic(rows: torch.Tensor, p: float):
+    """Value and minimiser by cvxpy and Clarabel."""
     w = cp.Variable(rows.shape[1])
-    problem = cp.Problem(cp.Minimize(cp.pnorm(w, p)), [rows.numpy() @ w >= 1])
+    objective = cp.Minimize(cp.pnorm(w, p))  # pyright: ignore[reportArgumentType]
+    problem = cp.Problem(objective, [rows.numpy() @ w >= 1])
     problem.solve(solver=cp.CLARABEL)
     return problem.value, torch.from_numpy(w.value)
 

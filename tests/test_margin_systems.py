@@ -1,5 +1,7 @@
 """The operator and the three linear systems against dense algebra, and large problems."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -88,16 +90,7 @@ def test_iterative_and_dense_give_the_same_answer(p, monkeypatch):
     X, z, tokens = random_problem(2, 12, 10, 16, seed=1)
     factored = mh.attention_svm(X, z, tokens, p, tol=1e-12)
     pace = interior_point._PACES[0]
-    monkeypatch.setattr(
-        interior_point,
-        "_PACES",
-        (
-            interior_point._Pace(
-                *vars(pace).values(),
-            ),
-        ),
-    )
-    monkeypatch.setattr(interior_point, "_PACES", (interior_point.replace(pace, dense=0),))
+    monkeypatch.setattr(interior_point, "_PACES", (dataclasses.replace(pace, dense=0),))
     iterative = mh.attention_svm(X, z, tokens, p, tol=1e-12)
     assert (iterative.inner_iterations > 0).all()
     assert iterative.check(X, z, tokens)
@@ -160,7 +153,7 @@ def test_svm_with_many_samples_and_features(p):
 def test_nasty_problems_by_conjugate_gradients(monkeypatch):
     """What the iterative pace leaves, the factored ones finish."""
     paces = interior_point._PACES
-    first = interior_point.replace(paces[0], dense=0)
+    first = dataclasses.replace(paces[0], dense=0)
     monkeypatch.setattr(interior_point, "_PACES", (first, *paces[1:]))
     for name in ("near-duplicate of the selected token", "near-infeasible"):
         X, z, tokens = nasty(name, 3)
