@@ -34,7 +34,7 @@ def test_operator_is_its_matrix(shape):
     h = torch.rand(B, a * c, generator=g, dtype=torch.float64)
     torch.testing.assert_close(A.apply(w), (matrix @ w.unsqueeze(-1)).squeeze(-1))
     torch.testing.assert_close(A.adjoint(lam), (matrix.mT @ lam.unsqueeze(-1)).squeeze(-1))
-    torch.testing.assert_close(A.row_norms(), matrix.norm(dim=-1))
+    torch.testing.assert_close(A.row_norms, matrix.norm(dim=-1))
     torch.testing.assert_close(A.column_sizes(), matrix.square().sum(-2))
     gram = (matrix * h.unsqueeze(-2)) @ matrix.mT
     blocks = gram.view(B, n, R, n, R).diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)

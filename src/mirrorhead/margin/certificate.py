@@ -76,7 +76,7 @@ def certify(problem: Constraints, w: Tensor, lam: Tensor, norm: Norm) -> Certifi
     upper = torch.where(margin > 0, size / margin, math.inf)
     lower = torch.where(s > 0, lam.sum(-1) / s, 0.0)
     gap = torch.where((margin > 0) & (lower > 0), (upper / lower - 1).clamp_min(0), math.inf)
-    mass = (lam * A.row_norms()).sum(-1)
+    mass = (lam * A.row_norms).sum(-1)
     euclid = torch.linalg.vector_norm(pulled, dim=-1)
     # A row of zeros with a positive multiplier has no mass and proves infeasibility outright.
     farkas = torch.where(mass > 0, euclid / mass, torch.where(lam.sum(-1) > 0, 0.0, math.inf))

@@ -144,41 +144,62 @@ def _run(
     """
     system = make_system(A, pace.dense, p)
     live = b > 0
-    padded = not bool(live.all())
+    live = None if bool(live.all()) else live
     x = _begin(A, b, p, pace, start)
     inconclusive = torch.ones(A.batch, dtype=torch.bool, device=b.device)
     here = torch.arange(A.batch, device=b.device)
     for iteration in range(pace.iterations + 1):
-        ratio = x.aw / b
-        margin = (ratio.where(live, math.inf) if padded else ratio).amin(-1, keepdim=True)
-        log_bound = x.log_dual_norm - _dot(b, x.lam).log()  # of the margin, from above
-        gap = torch.where(margin > 0, torch.expm1(log_bound - margin.log()), math.inf)
-        final = x.p == p
-        mass = (x.lam * live if padded else x.lam).sum(-1, keepdim=True)
-        optimal = final & (gap <= tol)
-        infeasible = torch.linalg.vector_norm(x.s, dim=-1, keepdim=True) < INFEASIBLE * mass
-        lost = ~(x.log_dual_norm.isfinite() & mass.isfinite())
-        ended = (optimal | infeasible | lost).squeeze(-1)
-        if iteration == pace.iterations:
-            ended = torch.ones_like(ended)
+        verdict = _judge(x, b, live, p, tol)
+        ended = verdict.ended if iteration < pace.iterations else torch.ones_like(verdict.ended)
         if bool(ended.any()):
-            at = index[here[ended]]
-            usable = at[~lost.squeeze(-1)[ended]]
-            good = ended & ~lost.squeeze(-1)
-            result.w[usable], result.lam[usable] = x.w[good], x.lam[good]
-            result.gap[usable] = gap[good].squeeze(-1)
-            result.infeasible[usable] = (infeasible & ~optimal)[good].squeeze(-1)
+            done = ended.nonzero().squeeze(-1)
+            at = index[here[done]]
             result.iterations[at] += iteration
             result.inner[at] += system.steps
-            concluded = ((optimal | infeasible) & ~lost).squeeze(-1)
-            inconclusive[here[concluded]] = False
-            if bool(ended.all()):
+            done = done[~verdict.lost[done]]
+            at = index[here[done]]
+            result.w[at], result.lam[at] = x.w[done], x.lam[done]
+            result.gap[at] = verdict.gap[done].squeeze(-1)
+            result.infeasible[at] = verdict.infeasible[done]
+            inconclusive[here[done]] = ~verdict.ended[done]
+            keep = (~ended).nonzero().squeeze(-1)
+            if len(keep) == 0:
                 break
-            keep = ~ended
             x, A, b, system = x.take(keep), A.take(keep), b[keep], system.take(keep)
-            live, here, gap, final = live[keep], here[keep], gap[keep], final[keep]
-        x = _advance(x, A, b, system, p, pace, gap, ~final)
+            live, here, verdict = (
+                live if live is None else live[keep],
+                here[keep],
+                verdict.take(keep),
+            )
+        x = _advance(x, A, b, system, p, pace, verdict.gap)
     return inconclusive
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    gap: Tensor  # (B, 1)
+    infeasible: Tensor  # (B,)
+    lost: Tensor  # (B,), overflow or worse: the point says nothing
+    ended: Tensor  # (B,), optimal, infeasible or lost
+
+    def take(self, keep: Tensor) -> _Verdict:
+        return _Verdict(*(getattr(self, f.name)[keep] for f in fields(self)))
+
+
+def _judge(x: _Point, b: Tensor, live: Tensor | None, p: float, tol: float) -> _Verdict:
+    """The certificates of a point: its gap at the exponent of the moment, and Farkas' lemma."""
+    ratio = x.aw / b
+    margin = (ratio if live is None else ratio.where(live, math.inf)).amin(-1, keepdim=True)
+    # ||s||_q / <b, lam> bounds the margin of every w of norm 1, and `margin` is that of this w.
+    gap = torch.expm1(x.log_dual_norm - (_dot(b, x.lam) * margin.clamp_min(0)).log())
+    lost = ~(gap > -1e-3).squeeze(-1)
+    ended = lost | ((x.p == p) & (gap <= tol)).squeeze(-1)
+    infeasible = torch.zeros_like(lost)
+    if bool((gap == math.inf).any()):
+        mass = (x.lam if live is None else x.lam * live).sum(-1)
+        infeasible = (torch.linalg.vector_norm(x.s, dim=-1) < INFEASIBLE * mass) & ~ended
+        ended = ended | infeasible
+    return _Verdict(gap, infeasible, lost, ended)
 
 
 def _advance(
@@ -189,9 +210,9 @@ def _advance(
     p: float,
     pace: _Pace,
     gap: Tensor,
-    moving: Tensor,
 ) -> _Point:
     """One predictor-corrector step, after moving the exponents that may move."""
+    moving = x.p != p
     if bool(moving.any()):
         ready = moving & (gap < pace.threshold)
         x = _normalised(replace(x, p=torch.where(ready, _towards(p, x.p, pace), x.p)))

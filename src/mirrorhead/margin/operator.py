@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -71,17 +72,20 @@ class Blocks:
         pulled = (lam.view(B, n, 1, R) @ self.left).squeeze(-2)  # (B, n, a)
         return (pulled.mT @ self.right).view(B, self.columns)
 
+    @cached_property
     def row_norms(self) -> Tensor:
         """Euclidean norms of the rows of A, (B, m); they neither over- nor underflow."""
-        return (_norm(self.left) * _norm(self.right).unsqueeze(-1)).view(self.batch, self.rows)
+        left, right = self._factor_norms
+        return (left * right.unsqueeze(-1)).view(self.batch, self.rows)
 
     def unit_rows(self) -> Blocks:
         """The same rows with Euclidean norm 1; zero rows stay zero."""
-        left, right = _norm(self.left).unsqueeze(-1), _norm(self.right).unsqueeze(-1)
-        return Blocks(
-            self.left / torch.where(left > 0, left, 1),
-            self.right / torch.where(right > 0, right, 1),
-        )
+        left, right = (norm.where(norm > 0, 1).unsqueeze(-1) for norm in self._factor_norms)
+        return Blocks(self.left / left, self.right / right)
+
+    @cached_property
+    def _factor_norms(self) -> tuple[Tensor, Tensor]:
+        return _norm(self.left), _norm(self.right)
 
     def block_gram(self, h: Tensor) -> Tensor:
         """The diagonal blocks of A diag(h) A': (B, N) -> (B, n, R, R)."""

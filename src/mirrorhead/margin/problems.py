@@ -95,7 +95,7 @@ def _solve(
     if not (isinstance(tol, float) and 0 < tol < 1):
         raise ValueError(f"tol must be a float between 0 and 1, got {tol!r}")
     begin = None if start is None else _start(problem, start)
-    norms = problem.A.row_norms()
+    norms = problem.A.row_norms
     norms = norms.where(problem.live, math.inf)
     free = ~problem.live.any(-1)  # nothing is asked
     hopeless = (norms == 0).any(-1)  # 0 >= 1 is asked

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, Protocol
 
@@ -55,7 +55,7 @@ def make_system(A: Blocks, limit: int, p: float) -> System:
     kind = system_kind(A, limit)
     if kind == "iterative":
         return IterativeSystem(A, grows=p > 2)
-    return RowSystem.of(A) if kind == "rows" else ColumnSystem(A)
+    return RowSystem.of(A, constant=p == 2) if kind == "rows" else ColumnSystem(A)
 
 
 @dataclass
@@ -63,28 +63,45 @@ class RowSystem:
     """K itself, m x m, by Cholesky.
 
     The large temporaries are kept from step to step: allocating them anew costs as much in
-    page faults as the arithmetic done on them.
+    page faults as the arithmetic done on them. At p = 2 only e changes, and K keeps the rest.
     """
 
     A: Blocks
+    constant: bool  # h never changes
     pairs: Tensor  # (B, n, n, c): right_i o right_j
     scaled: Tensor  # (B, rows of blocks at a time, n, R, a)
     K: Tensor  # (B, m, m)
+    diagonal: Tensor | None = None  # (B, m) of A diag(h) A', once it is known to be constant
     steps: int = 0
 
     @staticmethod
-    def of(A: Blocks) -> RowSystem:
+    def of(A: Blocks, constant: bool = False) -> RowSystem:
         B, n, R, a = A.left.shape
         pairs = A.right[:, :, None] * A.right[:, None]
         lines = min(n, max(1, BUDGET // (B * n * R * a)))
         empty = A.left.new_empty
-        return RowSystem(A, pairs, empty(B, lines, n, R, a), empty(B, n * R, n * R))
+        return RowSystem(A, constant, pairs, empty(B, lines, n, R, a), empty(B, n * R, n * R))
 
     def take(self, keep: Tensor) -> RowSystem:
         A = self.A.take(keep)
-        return RowSystem(A, self.pairs[keep], self.scaled[: A.batch], self.K[: A.batch])
+        B = A.batch
+        if self.diagonal is None:
+            return replace(self, A=A, pairs=self.pairs[keep], scaled=self.scaled[:B], K=self.K[:B])
+        return replace(self, A=A, K=self.K[keep], diagonal=self.diagonal[keep])
 
     def factor(self, h: Tensor, e: Tensor) -> Solver:
+        diagonal = self.K.diagonal(dim1=-2, dim2=-1)
+        if self.diagonal is None:
+            self._fill(h)
+            self.diagonal = diagonal.clone() if self.constant else None
+            diagonal.add_(e)
+        else:
+            torch.add(self.diagonal, e, out=diagonal)
+        L = cholesky(self.K)
+        return lambda r, guess, tol: cholesky_solve(L, r)
+
+    def _fill(self, h: Tensor) -> None:
+        """K = A diag(h) A', by its blocks left_i diag(H (right_i o right_j)) left_j'."""
         left = self.A.left
         B, n, R, a = left.shape
         lines = self.scaled.shape[1]
@@ -95,9 +112,6 @@ class RowSystem:
             scaled = self.scaled[:, : at.stop - k]
             torch.mul(left[:, None], weights[:, at], out=scaled)
             torch.matmul(left[:, at], scaled.view(B, -1, n * R, a).mT, out=K[:, at])
-        self.K.diagonal(dim1=-2, dim2=-1).add_(e)
-        L = cholesky(self.K)
-        return lambda r, guess, tol: cholesky_solve(L, r)
 
 
 @dataclass
