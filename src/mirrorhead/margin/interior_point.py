@@ -215,7 +215,7 @@ def _advance(
     moving = x.p != p
     if bool(moving.any()):
         ready = moving & (gap < pace.threshold)
-        x = _normalised(replace(x, p=torch.where(ready, _towards(p, x.p, pace), x.p)))
+        x = _at_exponent(x, torch.where(ready, _towards(p, x.p, pace), x.p))
     q = x.p / (x.p - 1)
     complementarity = _dot(x.lam, x.u)
     # On the central path <lam, A w - u> = beta <lam, b>, and <lam, A w> = <s, w> = 1.
@@ -307,6 +307,8 @@ def _begin(
     if start is None:
         slack, lam = 0.5, share
         exponent = _towards(p, b.new_full((A.batch, 1), 2.0), pace)
+        if p < 2:  # where a longer first move does no harm
+            exponent = _towards(p, exponent, pace)
     else:
         slack = 0.05
         lam = (1 - slack) * start[1] / _dot(b, start[1]) + slack * share
@@ -343,6 +345,24 @@ def _normalised(x: _Point) -> _Point:
         log_w=log_w - size,
         log_s=log_s,
         log_dual_norm=log_norm(log_s, x.p / (x.p - 1)),
+    )
+
+
+def _at_exponent(x: _Point, p: Tensor) -> _Point:
+    """The same point normalised for another exponent, which needs no new logarithms."""
+    size = log_norm(x.log_w, p)
+    grow = torch.exp(size)
+    log_s = x.log_s + size
+    return _Point(
+        w=x.w / grow,
+        aw=x.aw / grow,
+        u=x.u / grow,
+        s=x.s * grow,
+        lam=x.lam * grow,
+        p=p,
+        log_w=x.log_w - size,
+        log_s=log_s,
+        log_dual_norm=log_norm(log_s, p / (p - 1)),
     )
 
 
