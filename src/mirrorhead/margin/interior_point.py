@@ -227,34 +227,40 @@ def _advance(
     solve = system.factor(link.h, x.u / x.lam)
     residual = target - x.aw - A.apply(link.rho)
 
-    # Predictor: straight at the solution. How far one gets says how much to centre.
+    # Predictor: straight at the solution. With r = dlam/lam, complementarity asks for
+    # du/u = -(1 + r). How far one gets says how much to centre.
     dlam = solve(residual, None, 1e-2)
-    du = -x.u * (dlam / x.lam + 1)
-    after = _dot(x.lam + _reach(x.lam, dlam) * dlam, x.u + _reach(x.u, du) * du)
+    r = dlam / x.lam
+    lowest, highest = torch.aminmax(r, dim=-1, keepdim=True)
+    dual, primal = _reach(lowest), _reach(-1 - highest)
+    product = x.lam * x.u
+    after = (product * (1 + dual * r) * (1 - primal * (1 + r))).sum(-1, keepdim=True)
     sigma = (after / complementarity).clamp_max(1) ** 4
     sigma = torch.where(moving, sigma.clamp_min(pace.floor), sigma)
     # Complementarity alone would fall ahead of the error of the link.
     mu = sigma * (complementarity + fenchel) / b.shape[-1]
 
-    # Corrector.
-    push = (mu - du * dlam) / x.lam
+    # Corrector, with the second-order term of the predictor.
+    push = mu / x.lam + x.u * r * (1 + r)
     accuracy = min(max(0.1 * float(gap.max()), 1e-8), 1e-2)
     dlam = solve(residual + push, dlam, accuracy)
-    du = push - x.u * (dlam / x.lam + 1)
+    r = dlam / x.lam
+    du = push - x.u * (1 + r)
     ds = A.adjoint(dlam)
-    dw = link.h * ds + link.rho
+    dw = torch.addcmul(link.rho, link.h, ds)
 
     # Nearly to the boundary, primal and dual apart; ever nearer as the gap closes.
     fraction = (1 - gap).clamp(0.99, 1 - 1e-8)
-    primal, dual = fraction * _reach(x.u, du), fraction * _reach(x.lam, dlam)
+    dual = fraction * _reach(r.amin(-1, keepdim=True))
+    primal = fraction * _reach((du / x.u).amin(-1, keepdim=True))
     if p < 2:
         linear = _dot(target, dlam)
-        slope = _dot(link.f, ds) - linear - mu * (dlam / x.lam).sum(-1, keepdim=True)
+        slope = _dot(link.f, ds) - linear - mu * r.sum(-1, keepdim=True)
         shrink = _backtrack(
             lambda a: (
-                _dot(signed_power(x.s + a * ds, q - 1), ds)
+                _dot(signed_power(torch.addcmul(x.s, a, ds), q - 1), ds)
                 - linear
-                - mu * (dlam / (x.lam + a * dlam)).sum(-1, keepdim=True)
+                - mu * (r / (1 + a * r)).sum(-1, keepdim=True)
             ),
             slope,
             dual,
@@ -267,21 +273,22 @@ def _advance(
         slope = _dot(link.f - new_s, dw) + _dot(new_lam - mu / x.u, du)
         primal = primal * _backtrack(
             lambda a: (
-                _dot(signed_power(x.w + a * dw, x.p - 1) - new_s, dw)
-                + _dot(new_lam - mu / (x.u + a * du), du)
+                _dot(signed_power(torch.addcmul(x.w, a, dw), x.p - 1) - new_s, dw)
+                + _dot(new_lam - mu / torch.addcmul(x.u, a, du), du)
             ),
             slope,
             primal,
             gap > 0,
         )
-    w = x.w + primal * dw
-    lam = x.lam + dual * dlam
+    w = torch.addcmul(x.w, primal, dw)
+    lam = torch.addcmul(x.lam, dual, dlam)
+    u = torch.addcmul(x.u, primal, du)
     # Anew, not by adding ds: lam can swing by ten decades and would leave its rounding in s.
     s = A.adjoint(lam)
     astray = _dot(w, s) <= 0
     if bool(astray.any()):  # on the way to an infeasibility certificate; the link is its way back
         w = torch.where(astray, _psi(s, x.p), w)
-    return _normalised(replace(x, w=w, aw=A.apply(w), u=x.u + primal * du, s=s, lam=lam))
+    return _normalised(replace(x, w=w, aw=A.apply(w), u=u, s=s, lam=lam))
 
 
 def _backtrack(
@@ -379,9 +386,9 @@ def _towards(p: float, current: Tensor, pace: _Pace) -> Tensor:
     return ((current - 1) * pace.factor + 1).clamp_max(p)
 
 
-def _reach(x: Tensor, dx: Tensor) -> Tensor:
-    """The longest step up to 1 that keeps x + a dx >= 0, for x > 0: (B, m) -> (B, 1)."""
-    return (dx / x).amin(-1, keepdim=True).neg_().clamp_min_(1).reciprocal_()
+def _reach(lowest: Tensor) -> Tensor:
+    """The longest step up to 1 that keeps x + a dx >= 0, from the lowest dx/x: (B, 1)."""
+    return lowest.neg().clamp_min_(1).reciprocal_()
 
 
 def _dot(x: Tensor, y: Tensor) -> Tensor:

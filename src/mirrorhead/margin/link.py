@@ -58,7 +58,8 @@ def log_abs(x: Tensor) -> Tensor:
 
 def log_norm(log_x: Tensor, p: Tensor) -> Tensor:
     """log ||x||_p from log|x|: (B, N), (B, 1) -> (B, 1). Neither over- nor underflows."""
-    return torch.logsumexp(p * log_x, -1, keepdim=True) / p
+    top = log_x.amax(-1, keepdim=True)
+    return torch.exp(p * (log_x - top)).sum(-1, keepdim=True).log() / p + top
 
 
 def signed_power(x: Tensor, exponent: Tensor) -> Tensor:

@@ -71,6 +71,7 @@ class RowSystem:
     pairs: Tensor  # (B, n, n, c): right_i o right_j
     scaled: Tensor  # (B, rows of blocks at a time, n, R, a)
     K: Tensor  # (B, m, m)
+    L: Tensor  # (B, m, m), its Cholesky factor
     diagonal: Tensor | None = None  # (B, m) of A diag(h) A', once it is known to be constant
     steps: int = 0
 
@@ -80,14 +81,17 @@ class RowSystem:
         pairs = A.right[:, :, None] * A.right[:, None]
         lines = min(n, max(1, BUDGET // (B * n * R * a)))
         empty = A.left.new_empty
-        return RowSystem(A, constant, pairs, empty(B, lines, n, R, a), empty(B, n * R, n * R))
+        K = empty(B, n * R, n * R)
+        return RowSystem(A, constant, pairs, empty(B, lines, n, R, a), K, torch.empty_like(K).mT)
 
     def take(self, keep: Tensor) -> RowSystem:
         A = self.A.take(keep)
         B = A.batch
-        if self.diagonal is None:
-            return replace(self, A=A, pairs=self.pairs[keep], scaled=self.scaled[:B], K=self.K[:B])
-        return replace(self, A=A, K=self.K[keep], diagonal=self.diagonal[keep])
+        if self.diagonal is not None:
+            K, diagonal = self.K[keep], self.diagonal[keep]
+            return replace(self, A=A, K=K, L=self.L[:B], diagonal=diagonal)
+        pairs, scaled = self.pairs[keep], self.scaled[:B]
+        return replace(self, A=A, pairs=pairs, scaled=scaled, K=self.K[:B], L=self.L[:B])
 
     def factor(self, h: Tensor, e: Tensor) -> Solver:
         diagonal = self.K.diagonal(dim1=-2, dim2=-1)
@@ -97,7 +101,7 @@ class RowSystem:
             diagonal.add_(e)
         else:
             torch.add(self.diagonal, e, out=diagonal)
-        L = cholesky(self.K)
+        L = cholesky(self.K, out=self.L)
         return lambda r, guess, tol: cholesky_solve(L, r)
 
     def _fill(self, h: Tensor) -> None:
@@ -273,9 +277,13 @@ def _conjugate_gradients(
     return x, steps
 
 
-def cholesky(K: Tensor) -> Tensor:
+def cholesky(K: Tensor, out: Tensor | None = None) -> Tensor:
     """Cholesky factors of a batch; a matrix that fails gets a jitter of its own."""
-    L, info = torch.linalg.cholesky_ex(K)
+    if out is None:
+        L, info = torch.linalg.cholesky_ex(K)
+    else:
+        info = torch.empty(K.shape[:-2], dtype=torch.int32, device=K.device)
+        L, info = torch.linalg.cholesky_ex(K, out=(out, info))
     jitter = 1e-14
     while bool((info > 0).any()) and jitter < 1e-2:
         bad = info > 0
