@@ -15,8 +15,9 @@ from mirrorhead.margin.operator import Blocks
 # Dense up to this many rows or columns, conjugate gradients beyond; where these fail, dense
 # up to the second limit, slower and safer.
 DENSE_LIMIT, LAST_RESORT = 700, 4000
-# A batch is solved in parts whose temporary tensors have at most so many numbers (32 MB).
-BUDGET = 1 << 22
+# A batch is solved in parts whose largest tensors have this many numbers (4 MB) at most, about
+# what the caches of a core hold; a single problem may exceed it.
+BUDGET = 1 << 19
 # The columns kept for the preconditioner have at most so many (600 MB).
 COLUMN_BUDGET = 75 << 20
 
@@ -79,7 +80,7 @@ class RowSystem:
     def of(A: Blocks, constant: bool = False) -> RowSystem:
         B, n, R, a = A.left.shape
         pairs = A.right[:, :, None] * A.right[:, None]
-        lines = min(n, max(1, BUDGET // (B * n * R * a)))
+        lines = n if B > 1 else min(n, max(1, 8 * BUDGET // (n * R * a)))
         empty = A.left.new_empty
         K = empty(B, n * R, n * R)
         return RowSystem(A, constant, pairs, empty(B, lines, n, R, a), K, torch.empty_like(K).mT)
@@ -255,7 +256,7 @@ def _conjugate_gradients(
     precondition: Callable[[Tensor], Tensor],
     guess: Tensor | None,
     tol: float,
-    limit: int = 2000,
+    limit: int = 1000,
 ) -> tuple[Tensor, int]:
     """Solve K x = r until the preconditioned residual has fallen to tol of that of x = 0."""
     x = torch.zeros_like(r) if guess is None else guess.clone()
