@@ -21,16 +21,34 @@ def conic(rows: torch.Tensor, p: float):
     return problem.value, torch.from_numpy(w.value)
 
 
+def allowed(gap: float, p: float) -> float:
+    """How far from the optimum a feasible point may lie, by uniform convexity (docs/margin.md)."""
+    return 2 * (gap / (p - 1)) ** 0.5 if p <= 2 else 2 * (gap * p / 2) ** (1 / p)
+
+
 @pytest.mark.parametrize("p", [1.1, 1.5, 2, 3, 5])
 def test_against_a_conic_solver(p):
     for seed in range(3):
         X, z, tokens = random_problem(4, 5, 6, seed=seed)
-        solution = mh.attention_svm(X, z, tokens, p)
-        value, w = conic(dense_rows(X, z, tokens), p)
+        solution = mh.attention_svm(X, z, tokens, p, tol=1e-12)
+        rows = dense_rows(X, z, tokens)
+        value, w = conic(rows, p)
         assert solution.norm.item() == pytest.approx(value, rel=1e-6)
-        # Both are within their gaps of the optimum, so their directions are within
-        # 2 gap of one another in the divergence that belongs to p.
-        assert mh.PNorm(p).direction_divergence(w, solution.W.reshape(-1)) < 1e-5
+        psi = mh.PNorm(p)
+        w = w / (rows @ w).min()  # feasible
+        gap = psi.norm(w).item() / solution.dual.sum().item() - 1
+        distance = psi.norm(w - solution.W.reshape(-1)).item() / solution.norm.item()
+        assert distance <= allowed(gap, p) + allowed(1e-12, p)
+
+
+@pytest.mark.parametrize("p", [1.1, 1.5, 2, 3, 10])
+def test_weights_are_as_near_as_the_gap_allows(p):
+    data = random_problem(30, 6, 8, 10, seed=6)
+    exact = mh.attention_svm(*data, p, tol=1e-13)
+    for tol in (1e-2, 1e-5, 1e-9):
+        rough = mh.attention_svm(*data, p, tol=tol)
+        distance = mh.PNorm(p).norm(rough.W - exact.W, (-2, -1)) / exact.norm
+        assert (distance <= allowed(tol, p) + allowed(1e-13, p)).all()
 
 
 def test_p2_against_a_quadratic_program():

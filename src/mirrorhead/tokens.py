@@ -60,7 +60,7 @@ def support_tokens(problem: TokenProblem, tokens: Tensor, p: float) -> Tensor:
     return attention_svm(problem.X, problem.z, tokens, p).support
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LocalOptimality:
     """Whether selected tokens are locally optimal, and if not, why.
 
@@ -140,7 +140,7 @@ def locally_optimal_sets(
     return torch.cat(found)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ConeConstants:
     r"""The constants of the paper's appendix B.1 for one choice of tokens, each of shape (...).
 
@@ -215,7 +215,7 @@ def cone_constants(
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Batch:
     X: Tensor
     z: Tensor

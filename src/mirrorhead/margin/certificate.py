@@ -43,7 +43,7 @@ class Norm:
         return _lp(s, 1.0 if self.p == math.inf else dual_exponent(self.p))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Certificate:
     """What weights and multipliers prove about a problem; every field has the batch shape.
 

@@ -15,7 +15,7 @@ from mirrorhead.margin.operator import Blocks
 _SVM_BLOCK = 128
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Constraints:
     """A w >= 1 on the live rows, and where each row belongs in the data.
 

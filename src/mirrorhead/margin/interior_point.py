@@ -22,7 +22,7 @@ from mirrorhead.margin.systems import DENSE_LIMIT, LAST_RESORT, System, make_sys
 INFEASIBLE = 1e-9
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Outcome:
     """Where the method ended.
 
@@ -90,7 +90,7 @@ def solve(
     return result
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Point:
     """An iterate, normalised to ||w||_p = 1 and <w, s> = 1, with s = A' lam and aw = A w."""
 
@@ -175,7 +175,7 @@ def _run(
     return inconclusive
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Verdict:
     gap: Tensor  # (B, 1)
     infeasible: Tensor  # (B,)
@@ -286,7 +286,7 @@ def _advance(
     # Anew, not by adding ds: lam can swing by ten decades and would leave its rounding in s.
     s = A.adjoint(lam)
     astray = _dot(w, s) <= 0
-    if bool(astray.any()):  # on the way to an infeasibility certificate; the link is its way back
+    if bool(astray.any()):  # as happens when there is no solution; the link shows the way back
         w = torch.where(astray, _psi(s, x.p), w)
     return _normalised(replace(x, w=w, aw=A.apply(w), u=u, s=s, lam=lam))
 

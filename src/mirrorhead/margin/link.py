@@ -11,7 +11,7 @@ from torch import Tensor
 _TINY = 1e-290
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Link:
     r"""First-order model dw = h ds + rho of the link between w and s at one point.
 

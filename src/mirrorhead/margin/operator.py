@@ -13,7 +13,7 @@ from torch import Tensor
 _CHUNK = 1 << 23
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Blocks:
     r"""Constraints in blocks that share one factor: row (i, t) of A is vec(left_it right_i').
 

@@ -14,7 +14,7 @@ from mirrorhead.margin.constraints import attention_constraints, svm_constraints
 STATUSES = ("optimal", "infeasible", "unfinished")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Check:
     """What `MarginSolution.check` found. All fields have the shape of the batch.
 
@@ -36,7 +36,7 @@ class Check:
         return f"Check({count}, smallest margin {_least(self.margin)}, gap up to {_most(self.gap)})"
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class MarginSolution:
     r"""Weights of least norm that meet all margin constraints, with a proof.
 
