@@ -128,7 +128,7 @@ def test_check_refutes_false_claims():
     assert not solution.check(X, z, (tokens + 1) % 5)  # of another problem
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     n=st.integers(1, 6),
     T=st.integers(2, 9),
@@ -144,7 +144,7 @@ def test_any_shape_is_either_solved_or_refuted(n, T, d, p, scale, seed):
     assert solution.check(scale * X, z, tokens)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     near=st.sampled_from([1e-2, 1e-3, 1e-4, 1e-5]),
     p=st.sampled_from([1.1, 1.5, 2.0, 3.0, 8.0]),
@@ -161,7 +161,7 @@ def test_near_infeasible_and_near_duplicate(near, p, seed):
     assert solution.check(X, z, tokens)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     n=st.integers(1, 40),
     d=st.integers(1, 12),

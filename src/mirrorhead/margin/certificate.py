@@ -61,7 +61,8 @@ class Certificate:
 
     def gap_as_is(self) -> Tensor:
         """The gap of w unscaled: a margin above 1 is waste, one below 1 is paid for."""
-        return self.gap + (1 + self.gap) * (self.margin - 1).clamp_min(0)
+        waste = (self.margin - 1).clamp_min(0)
+        return torch.where(waste > 0, self.gap + (1 + self.gap) * waste, self.gap)
 
 
 def certify(problem: Constraints, w: Tensor, lam: Tensor, norm: Norm) -> Certificate:

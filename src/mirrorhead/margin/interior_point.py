@@ -240,8 +240,9 @@ def _advance(
     # Complementarity alone would fall ahead of the error of the link.
     mu = sigma * (complementarity + fenchel) / b.shape[-1]
 
-    # Corrector, with the second-order term of the predictor.
-    push = mu / x.lam + x.u * r * (1 + r)
+    # Corrector. The second-order term counts as far as the predictor got: in full it can turn
+    # the step uphill where the predictor got nowhere.
+    push = mu / x.lam + dual * x.u * r * (1 + r)
     accuracy = min(max(0.1 * float(gap.max()), 1e-8), 1e-2)
     dlam = solve(residual + push, dlam, accuracy)
     r = dlam / x.lam
