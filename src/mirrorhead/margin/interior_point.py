@@ -223,7 +223,7 @@ def _advance(
     # sum |w|^p/p + |s|^q/q - w s, the Fenchel gap of the link, in the present normalisation.
     fenchel = torch.expm1(q * x.log_dual_norm) / q
     floor = 1e-2 * gap.clamp(1e-16, 1)
-    link = linearise(x.w, x.s, x.log_w, x.log_s, x.p, floor, dual_side=p <= 2)
+    link = linearise(x.w, x.s, x.log_w, x.log_s, x.p, floor, p)
     solve = system.factor(link.h, x.u / x.lam)
     residual = target - x.aw - A.apply(link.rho)
 
@@ -289,7 +289,7 @@ def _advance(
     astray = _dot(w, s) <= 0
     if bool(astray.any()):  # as happens when there is no solution; the link shows the way back
         w = torch.where(astray, _psi(s, x.p), w)
-    return _normalised(replace(x, w=w, aw=A.apply(w), u=u, s=s, lam=lam))
+    return _normalised(replace(x, w=w, aw=A.apply(w), u=u, s=s, lam=lam), p)
 
 
 def _backtrack(
@@ -328,21 +328,21 @@ def _begin(
         w = start[0]
     aw = A.apply(w)
     unset = torch.empty_like(w)
-    x = _normalised(_Point(w, aw, aw, s, lam, exponent, unset, unset, unset))
+    x = _normalised(_Point(w, aw, aw, s, lam, exponent, unset, unset, unset), p)
     beta = (1 - slack) / _dot(b, x.lam)
     least = 0.1 * slack / (b.shape[-1] * x.lam)
     return replace(x, u=torch.maximum(x.aw - beta * b, least))
 
 
-def _normalised(x: _Point) -> _Point:
+def _normalised(x: _Point, p: float) -> _Point:
     """Scale w and lam, which changes neither's direction, and take the logarithms anew."""
-    log_w, log_s = log_abs(x.w), log_abs(x.s)
-    size = log_norm(log_w, x.p)
+    log_w, size = _sizes(x.w, x.p, p)
+    log_s, dual_size = _sizes(x.s, x.p / (x.p - 1), p)
     shrink = torch.exp(-size)
     w = x.w * shrink
     pairing = _dot(w, x.s)
     pairing = pairing.where(pairing > 0, 1.0)  # s = 0: lam is a Farkas certificate as it stands
-    log_s = log_s - pairing.log()
+    log_pairing = pairing.log()
     return _Point(
         w=w,
         aw=x.aw * shrink,
@@ -351,9 +351,17 @@ def _normalised(x: _Point) -> _Point:
         lam=x.lam / pairing,
         p=x.p,
         log_w=log_w - size,
-        log_s=log_s,
-        log_dual_norm=log_norm(log_s, x.p / (x.p - 1)),
+        log_s=log_s - log_pairing,
+        log_dual_norm=dual_size - log_pairing,
     )
+
+
+def _sizes(x: Tensor, exponent: Tensor, p: float) -> tuple[Tensor, Tensor]:
+    """log|x| and log ||x||; nobody asks for the former at p = 2, where x stands in for it."""
+    if p == 2:
+        return x, torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(1e-290).log()
+    log_x = log_abs(x)
+    return log_x, log_norm(log_x, exponent)
 
 
 def _at_exponent(x: _Point, p: Tensor) -> _Point:

@@ -32,15 +32,17 @@ class Link:
 
 
 def linearise(
-    w: Tensor, s: Tensor, log_w: Tensor, log_s: Tensor, p: Tensor, floor: Tensor, dual_side: bool
+    w: Tensor, s: Tensor, log_w: Tensor, log_s: Tensor, p: Tensor, floor: Tensor, goal: float
 ) -> Link:
     """The link at (w, s), given their logarithms, for exponents p (B, 1).
 
     floor (B, 1) keeps h bounded for p > 2, where it grows without bound at w = 0; it is
-    relative to the largest |phi(w)|. dual_side says that all p are at most 2.
+    relative to the largest |phi(w)|. All p lie between 2 and `goal`.
     """
+    if goal == 2:
+        return Link(torch.ones_like(s), s - w, s)
     r = 1 / (p - 1)  # q - 1
-    if dual_side:
+    if goal < 2:
         slope = torch.exp((r - 1) * log_s)
         f = slope * s
         return Link(r * slope, f - w, f)
