@@ -32,6 +32,7 @@ quick: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/margin.py
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

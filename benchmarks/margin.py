@@ -1,0 +1,315 @@
+"""Margin solvers against cvxpy + Clarabel, one thread: python benchmarks/margin.py [--large].
+
+Every answer of ours is certified to a relative gap of 1e-9 and checked from the data; Clarabel
+runs at its defaults (a gap of about 1e-8). cvxpy is given the problem in two ways: constraint
+by constraint over a matrix variable, as the paper's authors write it, and as one matrix
+inequality over a vector. Times are wall time, data already in memory, first call left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import resource
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+from torch import Tensor
+
+import mirrorhead as mh
+from mirrorhead.margin.operator import Blocks
+from mirrorhead.margin.systems import IterativeSystem
+
+# Where cvxpy is tried on large problems, with five minutes each.
+PEER_CASES = {(50, 30, 50): (2.0, 3.0)}
+TEN_P = (1.05, 1.1, 1.25, 1.5, 1.75, 2.0, 3.0, 5.0, 10.0, 20.0)
+Data = tuple[Tensor, Tensor, Tensor]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "--large", action="store_true", help="also (512,128,512), and cvxpy with 5 minutes each"
+    )
+    parser.add_argument("--only", choices=["small", "middle", "large", "growth"])
+    parser.add_argument("--one", help=argparse.SUPPRESS)  # a single case, in its own process
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.one:
+        print(json.dumps(one(**json.loads(options.one))))
+        return
+    tables = {"small": small, "middle": middle, "large": sizes, "growth": growth}
+    for name, table in tables.items():
+        if options.only in (None, name):
+            table(options.large)
+
+
+def small(_: bool) -> None:
+    print("\n## (n,T,d) = (6,8,10), 100 problems in one call; ms a problem\n")
+    header("p", "ours", "iterations", "cvxpy vector", "ratio", "cvxpy authors", "ratio", "bars")
+    X, z, tokens = data(100, 6, 8, 10)
+    for p in TEN_P:
+        solution, seconds = timed(lambda p=p: mh.attention_svm(X, z, tokens, p), repeat=5)
+        assert solution.check(X, z, tokens)
+        assert solution.optimal.all()
+        ours = 1e3 * seconds / 100
+        vector = 1e3 * per_problem(as_vector, X, z, tokens, p, solution.norm, 8)
+        authors = 1e3 * per_problem(as_authors, X, z, tokens, p, solution.norm, 4)
+        met = vector >= 30 * ours and authors >= 100 * ours
+        row(
+            f"{p:g}",
+            f"{ours:.3f}",
+            f"{float(solution.iterations.double().mean()):.1f}",
+            f"{vector:.1f}",
+            f"{vector / ours:.0f}x",
+            f"{authors:.1f}",
+            f"{authors / ours:.0f}x",
+            "30x, 100x met" if met else "MISSED",
+        )
+
+
+def middle(_: bool) -> None:
+    print("\n## (n,T,d) = (20,20,30), one problem; seconds\n")
+    header("p", "ours", "cvxpy vector", "ratio", "bar 200x")
+    X, z, tokens = data(1, 20, 20, 30)
+    for p in TEN_P:
+        solution, ours = timed(lambda p=p: mh.attention_svm(X, z, tokens, p), repeat=5)
+        assert solution.check(X, z, tokens)
+        assert solution.optimal.all()
+        vector = per_problem(as_vector, X, z, tokens, p, solution.norm, 1, warm=False)
+        met = "met" if vector >= 200 * ours else "MISSED"
+        row(f"{p:g}", f"{ours:.4f}", f"{vector:.2f}", f"{vector / ours:.0f}x", met)
+
+
+def sizes(large: bool) -> None:
+    print("\n## Large problems, each in its own process, the peak memory of which is shown\n")
+    header(
+        "n,T,d", "constraints", "weights", "p", "status", "gap", "s", "Newton", "CG", "GB", "cvxpy"
+    )
+    cases: list[tuple[tuple[int, int, int], tuple[float, ...]]] = [
+        ((50, 30, 50), (1.1, 1.5, 2.0, 3.0, 5.0, 10.0)),
+        ((100, 50, 100), (1.1, 1.5, 2.0, 3.0, 5.0, 10.0)),
+        ((256, 64, 256), (1.1, 1.5, 2.0, 3.0, 5.0, 10.0)),
+    ]
+    if large:
+        cases.append(((512, 128, 512), (1.1, 1.5, 2.0, 3.0)))
+    for shape, exponents in cases:
+        n, T, d = shape
+        for p in exponents:
+            ours = apart(shape=shape, p=p, solver="ours")
+            assert ours is not None
+            peer = "not run"
+            if large and p in PEER_CASES.get(shape, ()):
+                peer = seconds_of(apart(shape=shape, p=p, solver="cvxpy"))
+            row(
+                f"{n},{T},{d}",
+                f"{n * (T - 1)}",
+                f"{d * d}",
+                f"{p:g}",
+                ours["status"],
+                f"{ours['gap']:.0e}",
+                f"{ours['seconds']:.2f}",
+                f"{ours['newton']}",
+                f"{ours['cg']}",
+                f"{ours['gb']:.2f}",
+                peer,
+            )
+
+
+def growth(_: bool) -> None:
+    print(
+        "\n## Growth from (n,T,d) = (64,32,64), p = 1.5: what doubling costs, and where it goes\n"
+    )
+    header("n,T,d", "s", "Newton", "CG", "A and A'", "blocks and their solves", "rest")
+    base = (64, 32, 64)
+    shapes = [base]
+    shapes += [
+        tuple(k * b if i == axis else b for i, b in enumerate(base))
+        for axis in range(3)
+        for k in (2, 4)
+    ]
+    for n, T, d in shapes:
+        X, z, tokens = (x[0] for x in data(1, n, T, d))
+        mh.attention_svm(X, z, tokens, 1.5)
+        spent = Stopwatch()
+        with (
+            spent.on(Blocks, "apply", "map"),
+            spent.on(Blocks, "adjoint", "map"),
+            spent.on_preconditioner(),
+        ):
+            start = time.perf_counter()
+            solution = mh.attention_svm(X, z, tokens, 1.5)
+            seconds = time.perf_counter() - start
+        assert solution.optimal
+        shares = spent.seconds["map"] / seconds, spent.seconds["blocks"] / seconds
+        row(
+            f"{n},{T},{d}",
+            f"{seconds:.3f}",
+            f"{int(solution.iterations)}",
+            f"{int(solution.inner_iterations)}",
+            *(f"{100 * share:.0f} %" for share in (*shares, 1 - sum(shares))),
+        )
+
+
+def data(count: int, n: int, T: int, d: int, seed: int = 0) -> Data:
+    """Tokens and queries on the unit sphere, random tokens selected."""
+    g = torch.Generator().manual_seed(seed)
+    X = torch.randn(count, n, T, d, generator=g, dtype=torch.float64)
+    z = torch.randn(count, n, d, generator=g, dtype=torch.float64)
+    tokens = torch.randint(0, T, (count, n), generator=g)
+    return X / X.norm(dim=-1, keepdim=True), z / z.norm(dim=-1, keepdim=True), tokens
+
+
+def as_authors(X: Tensor, z: Tensor, tokens: Tensor, p: float) -> float:
+    """One scalar constraint for each token, over a matrix variable."""
+    import cvxpy as cp
+
+    n, T, d = X.shape
+    W = cp.Variable((d, d))
+    constraints = []
+    for i in range(n):
+        for t in range(T):
+            if t != tokens[i]:
+                difference = (X[i, tokens[i]] - X[i, t]).numpy()[None, :]
+                constraints.append(difference @ W @ z[i].numpy()[:, None] >= 1)
+    objective = cp.Minimize(cp.pnorm(W, p))  # pyright: ignore[reportArgumentType]
+    return cp.Problem(objective, constraints).solve(solver=cp.CLARABEL)  # pyright: ignore[reportReturnType]
+
+
+def as_vector(X: Tensor, z: Tensor, tokens: Tensor, p: float) -> float:
+    """All constraints as one matrix inequality over a vector."""
+    import cvxpy as cp
+
+    n, T, d = X.shape
+    keep = torch.ones(n, T, dtype=torch.bool).scatter(1, tokens.unsqueeze(1), False)
+    selected = X.gather(1, tokens.view(n, 1, 1).expand(n, 1, d))
+    rows = torch.einsum("nta,nc->ntac", selected - X, z).reshape(n, T, d * d)[keep].numpy()
+    w = cp.Variable(d * d)
+    objective = cp.Minimize(cp.pnorm(w, p))  # pyright: ignore[reportArgumentType]
+    return cp.Problem(objective, [rows @ w >= 1]).solve(solver=cp.CLARABEL)  # pyright: ignore[reportReturnType]
+
+
+def per_problem(
+    solver: Callable[[Tensor, Tensor, Tensor, float], float],
+    X: Tensor,
+    z: Tensor,
+    tokens: Tensor,
+    p: float,
+    norms: Tensor,
+    count: int,
+    warm: bool = True,
+) -> float:
+    """Mean seconds of a peer on the first problems; its values must agree with ours."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if warm:
+            solver(X[0], z[0], tokens[0], p)
+        start = time.perf_counter()
+        values = [solver(X[k], z[k], tokens[k], p) for k in range(count)]
+        seconds = (time.perf_counter() - start) / count
+    for k, value in enumerate(values):
+        assert math.isclose(value, float(norms[k]), rel_tol=1e-5), (p, value, norms[k])
+    return seconds
+
+
+def one(shape: tuple[int, int, int], p: float, solver: str) -> dict[str, object]:
+    X, z, tokens = (x[0] for x in data(1, *shape))
+    if solver == "cvxpy":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            start = time.perf_counter()
+            as_vector(X, z, tokens, p)
+        return {"seconds": time.perf_counter() - start}
+    solution, seconds = timed(lambda: mh.attention_svm(X, z, tokens, p), repeat=1)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    assert solution.check(X, z, tokens)
+    return {
+        "status": solution.status,
+        "gap": float(solution.gap),
+        "seconds": seconds,
+        "newton": int(solution.iterations),
+        "cg": int(solution.inner_iterations),
+        "gb": peak,
+    }
+
+
+def apart(**case: object) -> dict | None:
+    """`one` in a process of its own; None after five minutes."""
+    command = [sys.executable, __file__, "--one", json.dumps(case)]
+    limit = 300 if case["solver"] == "cvxpy" else None
+    try:
+        done = subprocess.run(command, capture_output=True, check=True, timeout=limit)
+    except subprocess.TimeoutExpired:
+        return None
+    return json.loads(done.stdout)
+
+
+class Stopwatch:
+    """Seconds spent in some methods, while they are being watched."""
+
+    def __init__(self) -> None:
+        self.seconds = {"map": 0.0, "blocks": 0.0}
+
+    def wrap(self, f: Callable, key: str) -> Callable:
+        def watched(*arguments: object, **keywords: object) -> object:
+            start = time.perf_counter()
+            result = f(*arguments, **keywords)
+            self.seconds[key] += time.perf_counter() - start
+            return result
+
+        return watched
+
+    def on(self, owner: type, name: str, key: str):
+        from unittest.mock import patch
+
+        return patch.object(owner, name, self.wrap(getattr(owner, name), key))
+
+    def on_preconditioner(self):
+        from unittest.mock import patch
+
+        build = IterativeSystem._preconditioner
+
+        def watched(system: IterativeSystem, h: Tensor, e: Tensor) -> Callable:
+            start = time.perf_counter()
+            apply = build(system, h, e)
+            self.seconds["blocks"] += time.perf_counter() - start
+            return self.wrap(apply, "blocks")
+
+        return patch.object(IterativeSystem, "_preconditioner", watched)
+
+
+def timed(f: Callable[[], mh.MarginSolution], repeat: int) -> tuple[mh.MarginSolution, float]:
+    """The result and the median of `repeat` wall times, after one that does not count."""
+    result = f() if repeat > 1 else None
+    times = []
+    for _ in range(repeat):
+        start = time.perf_counter()
+        result = f()
+        times.append(time.perf_counter() - start)
+    assert result is not None
+    return result, sorted(times)[len(times) // 2]
+
+
+def seconds_of(peer: dict | None) -> str:
+    return "over 300 s" if peer is None else f"{peer['seconds']:.1f} s"
+
+
+def header(*names: str) -> None:
+    row(*names)
+    row(*("---" for _ in names))
+
+
+def row(*cells: str) -> None:
+    print("| " + " | ".join(cells) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""From data to constraints: the margin problems as blocks, with padding and bad input met here."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mirrorhead.margin.operator import Blocks
+
+# A plain SVM is cut into blocks of this many rows, which bounds the blocks of the
+# preconditioner of large problems and costs the small ones nothing.
+_SVM_BLOCK = 128
+
+
+@dataclass(frozen=True, eq=False)
+class Constraints:
+    """A w >= 1 on the live rows, and where each row belongs in the data.
+
+    A: float64, the leading dimensions of the data flattened into one; live: (B, m) bool;
+    position: (B, m), the index of a row in the flattened dual of `shape`; lead: the leading
+    dimensions; weights: the shape of one problem's weights.
+    """
+
+    A: Blocks
+    live: Tensor
+    position: Tensor
+    lead: tuple[int, ...]
+    shape: tuple[int, ...]
+    weights: tuple[int, ...]
+
+    def spread(self, lam: Tensor) -> Tensor:
+        """(B, m) values of the rows -> the shape of the data; 0 where there is no row."""
+        size = math.prod(self.shape)
+        flat = lam.new_zeros(self.A.batch, size + 1)  # the last place takes the padding
+        flat.scatter_(1, self.position.where(self.live, size), lam)
+        return flat[:, :size].reshape(*self.lead, *self.shape)
+
+    def collect(self, values: Tensor) -> Tensor:
+        """The inverse of `spread`: the shape of the data -> (B, m), 0 on padding."""
+        flat = values.reshape(self.A.batch, math.prod(self.shape)).to(torch.float64)
+        return flat.gather(1, self.position) * self.live
+
+
+def attention_constraints(
+    X: Tensor, z: Tensor, tokens: Tensor, mask: Tensor | None = None
+) -> Constraints:
+    """(x_i,sel - x_it)' W z_i >= 1 for every token t of sample i other than the selected one.
+
+    X: (..., n, T, d); z: (..., n, c), mostly c = d; tokens: (..., n) integers; mask:
+    (..., n, T) bool, False on padding.
+    """
+    X, z = _floating("X", X, 3), _floating("z", z, 2)
+    *lead, n, T, d = X.shape
+    if z.shape[:-1] != X.shape[:-2]:
+        raise ValueError(
+            f"z must have shape (..., n, d) with the leading dimensions of X, "
+            f"{(*X.shape[:-2], d)}; got {tuple(z.shape)}"
+        )
+    if min(n, T, d, z.shape[-1]) == 0:
+        raise ValueError(
+            f"X and z must have at least one sample, token and feature; got X of shape "
+            f"{tuple(X.shape)} and z of shape {tuple(z.shape)}"
+        )
+    tokens = _tokens(tokens, X)
+    B = X[..., 0, 0, 0].numel()
+    X, z, tokens = X.reshape(B, n, T, d), z.reshape(B, n, z.shape[-1]), tokens.reshape(B, n)
+    R = max(T - 1, 1)  # a lone token gets one row of padding
+    other = torch.arange(R, device=X.device).expand(B, n, R)
+    other = other + (other >= tokens.unsqueeze(-1))  # all tokens but the selected one
+    other = other.clamp_max(T - 1)
+    live = torch.full_like(other, T > 1, dtype=torch.bool)
+    if mask is not None:
+        mask = _mask(mask, (*lead, n, T)).to(X.device).reshape(B, n, T)
+        if not bool(mask.gather(2, tokens.unsqueeze(-1)).all()):
+            raise ValueError("tokens selects a token that mask marks as padding")
+        live = mask.gather(2, other)
+    selected = X.gather(2, tokens.view(B, n, 1, 1).expand(B, n, 1, d))
+    left = selected - X.gather(2, other.unsqueeze(-1).expand(B, n, R, d))
+    if mask is not None:
+        left = left.masked_fill_(~live.unsqueeze(-1), 0)
+    rows = torch.arange(n, device=X.device).view(n, 1) * T
+    return Constraints(
+        A=Blocks(left, z),
+        live=live.reshape(B, n * R),
+        position=(other + rows).reshape(B, n * R),
+        lead=tuple(lead),
+        shape=(n, T),
+        weights=(d, z.shape[-1]),
+    )
+
+
+def svm_constraints(features: Tensor, labels: Tensor) -> Constraints:
+    """y_i v' x_i >= 1 for every sample. features: (..., n, d); labels: (..., n) of +-1."""
+    features = _floating("features", features, 2)
+    *lead, n, d = features.shape
+    if min(n, d) == 0:
+        raise ValueError(
+            f"features must have at least one sample and one feature; "
+            f"got shape {tuple(features.shape)}"
+        )
+    labels = torch.as_tensor(labels, device=features.device)
+    if labels.shape != features.shape[:-1]:
+        raise ValueError(
+            f"labels must have shape {tuple(features.shape[:-1])} to fit features; "
+            f"got {tuple(labels.shape)}"
+        )
+    if not bool(((labels == 1) | (labels == -1)).all()):
+        raise ValueError("labels must be +1 or -1")
+    B = features[..., 0, 0].numel()
+    R = min(n, _SVM_BLOCK)
+    blocks = -(-n // R)
+    left = features.new_zeros(B, blocks * R, d)
+    left[:, :n] = (labels.unsqueeze(-1) * features).reshape(B, n, d)
+    place = torch.arange(blocks * R, device=features.device).expand(B, -1)
+    return Constraints(
+        A=Blocks(left.view(B, blocks, R, d), features.new_ones(B, blocks, 1)),
+        live=place < n,
+        position=place.clamp_max(n - 1),
+        lead=tuple(lead),
+        shape=(n,),
+        weights=(d,),
+    )
+
+
+def _floating(name: str, x: Tensor, dims: int) -> Tensor:
+    """x as float64, finite, with at least `dims` dimensions."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+    if not x.is_floating_point():
+        raise TypeError(f"{name} must be of a floating point dtype, got {x.dtype}")
+    if x.dim() < dims:
+        raise ValueError(f"{name} must have at least {dims} dimensions, got shape {tuple(x.shape)}")
+    if not bool(x.isfinite().all()):
+        raise ValueError(f"{name} must be finite, got NaN or infinity")
+    return x.detach().to(torch.float64)
+
+
+def _tokens(tokens: Tensor, X: Tensor) -> Tensor:
+    tokens = torch.as_tensor(tokens, device=X.device)
+    if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
+        raise TypeError(f"tokens must be integers, got {tokens.dtype}")
+    if tokens.shape != X.shape[:-2]:
+        raise ValueError(
+            f"tokens must have shape {tuple(X.shape[:-2])} to fit X; got {tuple(tokens.shape)}"
+        )
+    T = X.shape[-2]
+    if tokens.numel() and not bool(((tokens >= 0) & (tokens < T)).all()):
+        raise ValueError(
+            f"tokens must lie in 0..{T - 1}, got values from {tokens.min()} to {tokens.max()}"
+        )
+    return tokens.long()
+
+
+def _mask(mask: Tensor, shape: tuple[int, ...]) -> Tensor:
+    mask = torch.as_tensor(mask)
+    if mask.dtype != torch.bool:
+        raise TypeError(f"mask must be boolean, True on real tokens; got {mask.dtype}")
+    if mask.shape != shape:
+        raise ValueError(f"mask must have shape {shape} to fit X; got {tuple(mask.shape)}")
+    return mask

@@ -1,0 +1,194 @@
+"""The margin problems of the paper: lp-AttSVM and lp-SVM, solved with a certificate."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mirrorhead.margin import limits
+from mirrorhead.margin import nuclear as nuclear_norm
+from mirrorhead.margin.certificate import FARKAS, Norm, certify
+from mirrorhead.margin.constraints import Constraints, attention_constraints, svm_constraints
+from mirrorhead.margin.interior_point import Outcome
+from mirrorhead.margin.interior_point import solve as solve_lp
+from mirrorhead.margin.operator import Blocks
+from mirrorhead.margin.solution import MarginSolution
+from mirrorhead.potential import check_p
+
+
+def attention_svm(
+    X: Tensor,
+    z: Tensor,
+    tokens: Tensor,
+    p: float = 2,
+    tol: float = 1e-9,
+    *,
+    norm: Literal["lp", "nuclear"] = "lp",
+    mask: Tensor | None = None,
+    start: MarginSolution | None = None,
+) -> MarginSolution:
+    r"""The weights of least norm whose attention prefers the given tokens with margin 1.
+
+        min ||W||_p   subject to   (x_i,sel - x_it)' W z_i >= 1   for all t != sel = tokens_i
+
+    Args:
+        X: (..., n, T, d) tokens; leading dimensions are separate problems, solved together.
+        z: (..., n, d) queries.
+        tokens: (..., n) integers, the selected token of each sample.
+        p: from 1 to inf. Between 1.02 and 100 the interior point method is known to finish;
+            1 and inf are linear programs, solved by HiGHS, whose solution need not be unique.
+        tol: the relative gap between ||W|| and a lower bound of it, within (0, 1). For p > 2
+            the weights themselves are less accurate than that: ask for 1e-12 where they matter.
+        norm: "nuclear" minimises the sum of singular values instead, the limit of training
+            W = W_K W_Q' with p = 2.
+        mask: (..., n, T) bool, False on padding, for sequences of different length.
+        start: a solution of a similar problem of the same shape (another p, a few other tokens).
+
+    Returns a `MarginSolution`; look at its `status`. Data are promoted to float64. A sample
+    with one token asks for nothing, and when no sample asks for anything, W = 0 is optimal.
+
+    >>> X = torch.tensor([[[1.0, 0.0], [-1.0, 1.0], [0.0, 0.0]]])
+    >>> z = torch.tensor([[2.0, 0.0]])
+    >>> solution = attention_svm(X, z, torch.tensor([0]), p=1.5)
+    >>> solution.status, solution.W.round(decimals=6)  # only 2 W_11 >= 1 binds
+    ('optimal', tensor([[0.5000, 0.0000],
+            [0.0000, 0.0000]], dtype=torch.float64))
+    >>> solution.support
+    tensor([[False, False,  True]])
+    >>> bool(solution.check(X, z, torch.tensor([0])))
+    True
+    """
+    if norm not in ("lp", "nuclear"):
+        raise ValueError(f"norm must be 'lp' or 'nuclear', got {norm!r}")
+    if norm == "nuclear" and p != 2:
+        raise ValueError(f"norm='nuclear' goes with p=2, got p={p!r}")
+    return _solve(attention_constraints(X, z, tokens, mask), p, tol, norm == "nuclear", start)
+
+
+def svm(
+    features: Tensor,
+    labels: Tensor,
+    p: float = 2,
+    tol: float = 1e-9,
+    *,
+    start: MarginSolution | None = None,
+) -> MarginSolution:
+    r"""The lp max-margin separator through the origin: min ||v||_p with y_i v' x_i >= 1.
+
+    features: (..., n, d); labels: (..., n) of +1 and -1. Everything else is as in
+    `attention_svm`; the weights are `solution.v`, (..., d).
+
+    >>> solution = svm(torch.tensor([[2.0, 0.0], [0.0, -4.0]]), torch.tensor([1, -1]), p=3)
+    >>> solution.status, solution.v.round(decimals=6)
+    ('optimal', tensor([0.5000, 0.2500], dtype=torch.float64))
+    """
+    return _solve(svm_constraints(features, labels), p, tol, False, start)
+
+
+def _solve(
+    problem: Constraints, p: float, tol: float, nuclear: bool, start: MarginSolution | None
+) -> MarginSolution:
+    p = float(p) if p in (1, math.inf) else check_p(p)
+    if not (isinstance(tol, float) and 0 < tol < 1):
+        raise ValueError(f"tol must be a float between 0 and 1, got {tol!r}")
+    begin = None if start is None else _start(problem, start)
+    norms = problem.A.row_norms
+    norms = norms.where(problem.live, math.inf)
+    free = ~problem.live.any(-1)  # nothing is asked
+    hopeless = (norms == 0).any(-1)  # 0 >= 1 is asked
+    outcome = Outcome(
+        w=norms.new_zeros(problem.A.batch, problem.A.columns),
+        # For a row of zeros the certificate is the unit vector of that row.
+        lam=(norms == 0).to(norms.dtype) / (norms == 0).sum(-1, keepdim=True).clamp_min(1),
+        gap=norms.new_zeros(problem.A.batch),
+        infeasible=hopeless,
+        iterations=torch.zeros_like(free, dtype=torch.long),
+        inner=torch.zeros_like(free, dtype=torch.long),
+    )
+    todo = (~free & ~hopeless).nonzero().squeeze(-1)
+    if len(todo):
+        A, part = problem.A, norms
+        if len(todo) < A.batch:
+            A, part = A.take(todo), norms[todo]
+            begin = None if begin is None else (begin[0][todo], begin[1][todo])
+        found = _solve_scaled(A, part, p, tol, nuclear, begin)
+        for name in ("w", "gap", "infeasible", "iterations", "inner"):
+            getattr(outcome, name)[todo] = getattr(found, name)
+        outcome.lam[todo] = found.lam / part
+    return _conclude(problem, outcome, free, tol, Norm(p, nuclear))
+
+
+def _solve_scaled(
+    A: Blocks,
+    norms: Tensor,
+    p: float,
+    tol: float,
+    nuclear: bool,
+    start: tuple[Tensor, Tensor] | None,
+) -> Outcome:
+    """Scale the rows to norm 1 and the right-hand side to maximum 1, then solve."""
+    padding = norms == math.inf
+    least = norms.amin(-1, keepdim=True)
+    b = (least / norms).where(~padding, -1.0)
+    if start is not None:
+        start = (start[0], start[1] * norms.where(~padding, 0.0))
+    if nuclear:
+        return nuclear_norm.solve(A.unit_rows(), b, 0.5 * tol)
+    if p in (1, math.inf):
+        return limits.solve(A.unit_rows(), b, p)
+    # The last step overshoots anyway, and rounding must not spoil the gap found from the data.
+    return solve_lp(A.unit_rows(), b, p, 0.5 * tol, start)
+
+
+def _conclude(
+    problem: Constraints, outcome: Outcome, free: Tensor, tol: float, norm: Norm
+) -> MarginSolution:
+    """Certify from the original data, and let that decide the status."""
+    lead = problem.lead
+    lam = outcome.lam * problem.live
+    direction = certify(problem, outcome.w, lam, norm)
+    found = (direction.margin > 0) & ~free
+    W = torch.where(found.unsqueeze(-1), outcome.w / direction.margin.unsqueeze(-1), 0.0)
+    infeasible = outcome.infeasible & (direction.farkas <= FARKAS)
+    mass = lam.sum(-1)
+    # Feasible: A' lam gets norm 1, that is, the sum is the lower bound. Infeasible: sum 1.
+    total = torch.where(infeasible, 1.0, direction.lower)
+    dual = torch.where(mass > 0, total / mass, 0.0).unsqueeze(-1) * lam
+    proof = certify(problem, W, dual, norm)  # of what will be handed out, to the last bit
+    gap = torch.where(free, 0.0, proof.gap_as_is())
+    optimal = ~infeasible & (gap <= tol)
+    found = (free | found) & ~infeasible
+    share = lam / mass.clamp_min(torch.finfo(mass.dtype).tiny).unsqueeze(-1)
+    support = (share > problem.A.apply(W) - 1) & problem.live & found.unsqueeze(-1)
+    size = torch.where(free, 0.0, direction.upper)
+    return MarginSolution(
+        W=W.where(found.unsqueeze(-1), math.nan).reshape(*lead, *problem.weights),
+        norm=torch.where(infeasible, math.inf, size).reshape(lead),
+        dual=problem.spread(dual),
+        gap=gap.where(~infeasible, math.inf).reshape(lead),
+        support=problem.spread(support.to(lam.dtype)).bool(),
+        iterations=outcome.iterations.reshape(lead),
+        inner_iterations=outcome.inner.reshape(lead),
+        p=norm.p,
+        tol=tol,
+        kind=norm,
+        codes=torch.where(optimal, 0, torch.where(infeasible, 1, 2)).reshape(lead),
+    )
+
+
+def _start(problem: Constraints, start: MarginSolution) -> tuple[Tensor, Tensor]:
+    if start.W.shape != (*problem.lead, *problem.weights):
+        raise ValueError(
+            f"start must solve a problem of the same shape, with weights "
+            f"{(*problem.lead, *problem.weights)}; its weights are {tuple(start.W.shape)}"
+        )
+    if start.dual.shape != (*problem.lead, *problem.shape):
+        raise ValueError(
+            f"start must solve a problem of the same shape, with dual "
+            f"{(*problem.lead, *problem.shape)}; its dual is {tuple(start.dual.shape)}"
+        )
+    W = start.W.reshape(problem.A.batch, problem.A.columns).to(problem.A.left)
+    return W, problem.collect(start.dual.to(W.device))

@@ -1,0 +1,139 @@
+"""The result of a margin problem."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mirrorhead.margin.certificate import FARKAS, Norm, certify
+from mirrorhead.margin.constraints import attention_constraints, svm_constraints
+
+STATUSES = ("optimal", "infeasible", "unfinished")
+
+
+@dataclass(frozen=True, eq=False)
+class Check:
+    """What `MarginSolution.check` found. All fields have the shape of the batch.
+
+    valid: the claim of the status holds; margin: the smallest constraint value, at least 1 up
+    to rounding when optimal; gap: ||W|| against the dual's bound, with any violation counted;
+    farkas: how near A' dual is to zero, in units of the rows.
+    """
+
+    valid: Tensor
+    margin: Tensor
+    gap: Tensor
+    farkas: Tensor
+
+    def __bool__(self) -> bool:
+        return bool(self.valid.all())
+
+    def __repr__(self) -> str:
+        count = f"{int(self.valid.sum())} of {self.valid.numel()} valid"
+        return f"Check({count}, smallest margin {_least(self.margin)}, gap up to {_most(self.gap)})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MarginSolution:
+    r"""Weights of least norm that meet all margin constraints, with a proof.
+
+    W: (..., d, d) for attention, (..., d) for `svm` (also called `v`); it meets the
+        constraints, the tightest with value 1. NaN where infeasible or none was found.
+    norm: (...), ||W||; inf where infeasible.
+    dual: multipliers >= 0, (..., n, T) with 0 at the selected token, or (..., n) for `svm`.
+        Where feasible, scaled to ||A' dual||_q = 1, so that dual.sum() is a lower bound of
+        the norm and A' dual -> mirror(W) / ||W||^(p-1). Where infeasible, scaled to sum 1,
+        with A' dual = 0: a Farkas certificate.
+    gap: (...), ||W|| / dual.sum() - 1, recomputed from the data after the solve.
+    status: "optimal" (gap <= tol), "infeasible" or "unfinished"; a list for a batch, nested
+        like the leading dimensions.
+    support: like dual, True on constraints that hold with equality: the dual's share in its
+        sum exceeds the relative slack.
+    iterations, inner_iterations: (...), Newton steps and conjugate-gradient steps.
+    """
+
+    W: Tensor
+    norm: Tensor
+    dual: Tensor
+    gap: Tensor
+    support: Tensor
+    iterations: Tensor
+    inner_iterations: Tensor
+    p: float
+    tol: float
+    kind: Norm
+    codes: Tensor  # (...), index into STATUSES
+
+    @property
+    def v(self) -> Tensor:
+        """The weights under the name they have in `svm`."""
+        return self.W
+
+    @property
+    def status(self) -> Any:
+        """The word, or (nested) lists of words for a batch."""
+        return _words(self.codes.tolist())
+
+    @property
+    def optimal(self) -> Tensor:
+        """(...) bool, True where the status is "optimal"."""
+        return self.codes == 0
+
+    def check(self, *data: Tensor, mask: Tensor | None = None) -> Check:
+        """Re-derive feasibility and gap from W, dual and the data alone, and judge the status.
+
+        data is what the problem was posed with: (X, z, tokens), or (features, labels).
+        """
+        if len(data) not in (2, 3):
+            raise TypeError(f"check takes (X, z, tokens) or (features, labels), got {len(data)}")
+        if len(data) == 3:
+            problem = attention_constraints(*data, mask=mask)
+        else:
+            problem = svm_constraints(*data)
+        if (*problem.lead, *problem.weights) != self.W.shape:
+            raise ValueError(
+                f"the data fit weights of shape {(*problem.lead, *problem.weights)}, "
+                f"this solution has {tuple(self.W.shape)}"
+            )
+        lam = problem.collect(self.dual)
+        W = self.W.reshape(problem.A.batch, problem.A.columns)
+        found = certify(problem, W.nan_to_num(), lam, self.kind)
+        shape = self.norm.shape
+        margin, farkas = found.margin.reshape(shape), found.farkas.reshape(shape)
+        free = ~problem.live.any(-1).reshape(shape)
+        gap = found.gap_as_is().reshape(shape).where(~free, 0.0)
+        signs = (problem.collect(self.dual) >= 0).all(-1).reshape(shape)
+        optimal = signs & (margin >= 1 - self.tol) & (gap <= self.tol)
+        proof = torch.stack([optimal, signs & (farkas <= FARKAS)], -1)
+        claim = self.codes.clamp_max(1).unsqueeze(-1)
+        valid = proof.gather(-1, claim).squeeze(-1) | (self.codes == 2)
+        return Check(valid, margin, gap, farkas)
+
+    def __repr__(self) -> str:
+        norm = "nuclear norm" if self.kind.nuclear else f"p={self.p:g}"
+        shape = "x".join(map(str, self.W.shape))
+        if self.codes.dim() == 0:
+            return (
+                f"MarginSolution({norm}, W {shape}, {self.status}, norm {float(self.norm):.6g}, "
+                f"gap {float(self.gap):.1e}, {int(self.iterations)} iterations)"
+            )
+        counts = [int((self.codes == k).sum()) for k in range(3)]
+        words = ", ".join(f"{c} {s}" for c, s in zip(counts, STATUSES, strict=True) if c)
+        return f"MarginSolution({norm}, W {shape}, {words or 'empty'}, gap up to {_most(self.gap)})"
+
+
+def _words(codes: Any) -> Any:
+    return [_words(c) for c in codes] if isinstance(codes, list) else STATUSES[codes]
+
+
+def _most(x: Tensor) -> str:
+    x = x[x.isfinite()]
+    return f"{float(x.max()):.1e}" if x.numel() else "none"
+
+
+def _least(x: Tensor) -> str:
+    x = x[x.isfinite()]
+    return f"{float(x.min()):.15g}" if x.numel() else "none"

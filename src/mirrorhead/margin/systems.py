@@ -1,0 +1,302 @@
+"""Three ways to solve K x = r with K = A diag(h) A' + diag(e), the system of a Newton step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from mirrorhead.margin.operator import Blocks
+
+# Dense up to this many rows or columns, conjugate gradients beyond; where these fail, dense
+# up to the second limit, slower and safer.
+DENSE_LIMIT, LAST_RESORT = 700, 4000
+# A batch is solved in parts whose largest tensors have this many numbers (4 MB) at most, about
+# what the caches of a core hold; a single problem may exceed it.
+BUDGET = 1 << 19
+# The columns kept for the preconditioner have at most so many (600 MB).
+COLUMN_BUDGET = 75 << 20
+
+# solve(r, guess, tol) -> x; only the iterative system looks at guess and tol.
+Solver = Callable[[Tensor, Tensor | None, float], Tensor]
+
+
+class System(Protocol):
+    """Something that factors K and keeps count of its inner steps."""
+
+    steps: int
+
+    def factor(self, h: Tensor, e: Tensor) -> Solver: ...
+
+    def take(self, keep: Tensor) -> System: ...
+
+
+def system_kind(A: Blocks, limit: int) -> Literal["rows", "columns", "iterative"]:
+    """Which of the three, for problems dense up to `limit` rows or columns."""
+    if min(A.rows, A.columns) > limit:
+        return "iterative"
+    return "rows" if A.rows <= min(2 * A.columns, limit) else "columns"
+
+
+def part_size(A: Blocks, limit: int) -> int:
+    """How many problems to solve at a time, so that memory stays bounded."""
+    kind = system_kind(A, limit)
+    if kind == "iterative":
+        return 1
+    n, R, a = A.left.shape[1:]
+    each = n * n * R * a + A.rows**2 if kind == "rows" else 8 * A.columns**2 + A.rows * a
+    return max(1, BUDGET // each)
+
+
+def make_system(A: Blocks, limit: int, p: float) -> System:
+    kind = system_kind(A, limit)
+    if kind == "iterative":
+        return IterativeSystem(A, grows=p > 2)
+    return RowSystem.of(A, constant=p == 2) if kind == "rows" else ColumnSystem(A)
+
+
+@dataclass
+class RowSystem:
+    """K itself, m x m, by Cholesky.
+
+    The large temporaries are kept from step to step: allocating them anew costs as much in
+    page faults as the arithmetic done on them. At p = 2 only e changes, and K keeps the rest.
+    """
+
+    A: Blocks
+    constant: bool  # h never changes
+    pairs: Tensor  # (B, n, n, c): right_i o right_j
+    scaled: Tensor  # (B, rows of blocks at a time, n, R, a)
+    K: Tensor  # (B, m, m)
+    L: Tensor  # (B, m, m), its Cholesky factor
+    diagonal: Tensor | None = None  # (B, m) of A diag(h) A', once it is known to be constant
+    steps: int = 0
+
+    @staticmethod
+    def of(A: Blocks, constant: bool = False) -> RowSystem:
+        B, n, R, a = A.left.shape
+        pairs = A.right[:, :, None] * A.right[:, None]
+        lines = n if B > 1 else min(n, max(1, 8 * BUDGET // (n * R * a)))
+        empty = A.left.new_empty
+        K = empty(B, n * R, n * R)
+        return RowSystem(A, constant, pairs, empty(B, lines, n, R, a), K, torch.empty_like(K).mT)
+
+    def take(self, keep: Tensor) -> RowSystem:
+        A = self.A.take(keep)
+        B = A.batch
+        if self.diagonal is not None:
+            K, diagonal = self.K[keep], self.diagonal[keep]
+            return replace(self, A=A, K=K, L=self.L[:B], diagonal=diagonal)
+        pairs, scaled = self.pairs[keep], self.scaled[:B]
+        return replace(self, A=A, pairs=pairs, scaled=scaled, K=self.K[:B], L=self.L[:B])
+
+    def factor(self, h: Tensor, e: Tensor) -> Solver:
+        diagonal = self.K.diagonal(dim1=-2, dim2=-1)
+        if self.diagonal is None:
+            self._fill(h)
+            self.diagonal = diagonal.clone() if self.constant else None
+            diagonal.add_(e)
+        else:
+            torch.add(self.diagonal, e, out=diagonal)
+        L = cholesky(self.K, out=self.L)
+        return lambda r, guess, tol: cholesky_solve(L, r)
+
+    def _fill(self, h: Tensor) -> None:
+        """K = A diag(h) A', by its blocks left_i diag(H (right_i o right_j)) left_j'."""
+        left = self.A.left
+        B, n, R, a = left.shape
+        lines = self.scaled.shape[1]
+        weights = (self.pairs.view(B, n * n, -1) @ h.view(B, a, -1).mT).view(B, n, n, 1, a)
+        K = self.K.view(B, n, R, n * R)
+        for k in range(0, n, lines):  # one turn, unless a single problem is large
+            at = slice(k, min(k + lines, n))
+            scaled = self.scaled[:, : at.stop - k]
+            torch.mul(left[:, None], weights[:, at], out=scaled)
+            torch.matmul(left[:, at], scaled.view(B, -1, n * R, a).mT, out=K[:, at])
+
+
+@dataclass
+class ColumnSystem:
+    r"""N x N matrices, for problems with many more rows than columns.
+
+    With B = A diag(h)^1/2, split the rows into S, the k rows with the smallest e (the active
+    ones are among them), and the rest O. Eliminating O, whose e is not small, leaves
+
+        M = I + B_O' E_O^-1 B_O = L L',    C = B_S L^-T,    (C C' + E_S) x_S = r_S - C L^-1 g,
+
+    g = B_O' E_O^-1 r_O. Eliminating all rows at once would be shorter, and loses the identity
+    in M to rounding as soon as some e are tiny.
+    """
+
+    A: Blocks
+    steps: int = 0
+
+    def take(self, keep: Tensor) -> ColumnSystem:
+        return ColumnSystem(self.A.take(keep))
+
+    def factor(self, h: Tensor, e: Tensor) -> Solver:
+        A = self.A
+        root = h.sqrt()
+        k = min(A.rows, A.columns + A.columns // 2)
+        active = e.topk(k, dim=-1, largest=False).indices
+        inverse = (1 / e).scatter(1, active, 0.0)
+        M = self._weighted(inverse)
+        M.mul_(root.unsqueeze(-1)).mul_(root.unsqueeze(-2))
+        M.diagonal(dim1=-2, dim2=-1).add_(1)
+        L = cholesky(M)
+        rows = A.take_rows(active) * root.unsqueeze(-2)  # B_S, (B, k, N)
+        C = torch.linalg.solve_triangular(L, rows.mT, upper=False).mT
+        K = C @ C.mT
+        K.diagonal(dim1=-2, dim2=-1).add_(e.gather(1, active))
+        small = cholesky(K)
+
+        def solve(r: Tensor, guess: Tensor | None, tol: float) -> Tensor:
+            g = root * A.adjoint(inverse * r)
+            t = torch.linalg.solve_triangular(L, g.unsqueeze(-1), upper=False)
+            x = cholesky_solve(small, r.gather(1, active) - (C @ t).squeeze(-1))
+            t = t + C.mT @ x.unsqueeze(-1)
+            y = torch.linalg.solve_triangular(L.mT, t, upper=True).squeeze(-1)
+            rest = inverse * (r - A.apply(root * y))
+            return rest.scatter(1, active, x)
+
+        return solve
+
+    def _weighted(self, e: Tensor) -> Tensor:
+        """A' diag(e) A, (B, N, N)."""
+        left, right = self.A.left, self.A.right
+        B, n, R, a = left.shape
+        c = right.shape[2]
+        inner = (left.mT * e.view(B, n, 1, R)) @ left  # (B, n, a, a)
+        outer = right[:, :, :, None] * right[:, :, None, :]  # (B, n, c, c)
+        full = inner.view(B, n, a * a).mT @ outer.view(B, n, c * c)
+        return full.view(B, a, a, c, c).transpose(2, 3).reshape(B, a * c, a * c)
+
+
+@dataclass
+class IterativeSystem:
+    r"""Conjugate gradients, preconditioned by blocks and by the heaviest columns.
+
+    P = blockdiag(K without the columns in S) + A_S diag(h_S) A_S', inverted by Woodbury. For
+    p <= 2 the blocks suffice and S is empty. For p > 2 a few weights near zero have an
+    enormous h, couple all blocks, and would cost thousands of steps: they go to S, whose
+    size doubles when the steps become many.
+    """
+
+    A: Blocks
+    grows: bool  # whether S may be other than empty
+    steps: int = 0
+    heavy: int = 0  # the size of S
+    last: int = 0  # steps of the longest solve with the last factorisation
+
+    @cached_property
+    def column_sizes(self) -> Tensor:
+        return self.A.column_sizes()
+
+    def take(self, keep: Tensor) -> IterativeSystem:
+        return self  # one problem at a time: what is kept is everything
+
+    def factor(self, h: Tensor, e: Tensor) -> Solver:
+        A = self.A
+        if self.grows and self.last > 32:
+            most = min(2048, A.columns // 4, COLUMN_BUDGET // A.rows)
+            self.heavy = min(most, max(128, self.heavy) * (1 + self.last // 32))
+        precondition = self._preconditioner(h, e)
+
+        def solve(r: Tensor, guess: Tensor | None, tol: float) -> Tensor:
+            x, steps = _conjugate_gradients(
+                lambda v: A.apply(h * A.adjoint(v)) + e * v, r, precondition, guess, tol
+            )
+            self.steps += steps
+            self.last = max(self.last, steps)
+            return x
+
+        self.last = 0
+        return solve
+
+    def _preconditioner(self, h: Tensor, e: Tensor) -> Callable[[Tensor], Tensor]:
+        A = self.A
+        B, n, R, _ = A.left.shape
+        heavy, root = None, h
+        if self.heavy:
+            heavy = (h * self.column_sizes)[0].topk(self.heavy).indices
+            root = h[0, heavy].sqrt()
+            h = h.clone()
+            h[0, heavy] = 0
+        K = A.block_gram(h)
+        K.diagonal(dim1=-2, dim2=-1).add_(e.view(B, n, R))
+        L = cholesky(K)
+        if heavy is None:
+            return lambda r: cholesky_solve(L, r.view(B, n, R)).view(B, -1)
+        Y = K.new_empty(B, n, R, self.heavy)
+        for at in A.chunks(R * self.heavy):
+            columns = A.take_columns(heavy, at).mul_(root)
+            Y[:, at] = torch.linalg.solve_triangular(L[:, at], columns, upper=False)
+        Y = Y.view(B, n * R, -1)
+        M = Y.mT @ Y
+        M.diagonal(dim1=-2, dim2=-1).add_(1)
+        small = cholesky(M)
+
+        def precondition(r: Tensor) -> Tensor:
+            half = torch.linalg.solve_triangular(L, r.view(B, n, R, 1), upper=False)
+            flat = half.view(B, n * R, 1)
+            flat = flat - Y @ torch.cholesky_solve(Y.mT @ flat, small)
+            half = flat.view(B, n, R, 1)
+            return torch.linalg.solve_triangular(L.mT, half, upper=True).view(B, -1)
+
+        return precondition
+
+
+def _conjugate_gradients(
+    K: Callable[[Tensor], Tensor],
+    r: Tensor,
+    precondition: Callable[[Tensor], Tensor],
+    guess: Tensor | None,
+    tol: float,
+    limit: int = 1000,
+) -> tuple[Tensor, int]:
+    """Solve K x = r until the preconditioned residual has fallen to tol of that of x = 0."""
+    x = torch.zeros_like(r) if guess is None else guess.clone()
+    goal = tol**2 * (r * precondition(r)).sum()
+    if guess is not None:
+        r = r - K(guess)
+    z = precondition(r)
+    d, rz = z, (r * z).sum()
+    steps = 0
+    while steps < limit and bool(rz > goal):
+        Kd = K(d)
+        alpha = rz / (d * Kd).sum()
+        x = x + alpha * d
+        r = r - alpha * Kd
+        z = precondition(r)
+        rz, before = (r * z).sum(), rz
+        d = z + (rz / before) * d
+        steps += 1
+    return x, steps
+
+
+def cholesky(K: Tensor, out: Tensor | None = None) -> Tensor:
+    """Cholesky factors of a batch; a matrix that fails gets a jitter of its own."""
+    if out is None:
+        L, info = torch.linalg.cholesky_ex(K)
+    else:
+        info = torch.empty(K.shape[:-2], dtype=torch.int32, device=K.device)
+        L, info = torch.linalg.cholesky_ex(K, out=(out, info))
+    jitter = 1e-14
+    while bool((info > 0).any()) and jitter < 1e-2:
+        bad = info > 0
+        # In proportion to each diagonal entry: these range over many decades.
+        shifted = K[bad]
+        shifted = shifted + torch.diag_embed(jitter * shifted.diagonal(dim1=-2, dim2=-1))
+        L[bad], info[bad] = torch.linalg.cholesky_ex(shifted)
+        jitter *= 100
+    return L
+
+
+def cholesky_solve(L: Tensor, r: Tensor) -> Tensor:
+    """Two triangular solves; twice as fast as torch.cholesky_solve on batches."""
+    y = torch.linalg.solve_triangular(L, r.unsqueeze(-1), upper=False)
+    return torch.linalg.solve_triangular(L.mT, y, upper=True).squeeze(-1)

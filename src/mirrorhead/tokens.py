@@ -1,0 +1,238 @@
+"""Which tokens are optimal, globally and locally, and how wide the paper's cones around them are.
+
+A problem here is anything with the attributes X (..., n, T, d), z (..., n, d), y (..., n) of
++-1 and v (..., d); leading dimensions are separate problems.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import islice, product
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from mirrorhead.margin import MarginSolution, attention_svm
+from mirrorhead.potential import PNorm, check_p, dual_exponent, lp_norm
+
+
+class TokenProblem(Protocol):
+    """Data of a one-layer attention classifier y = sign(v' X' softmax(X W z))."""
+
+    @property
+    def X(self) -> Tensor: ...
+    @property
+    def z(self) -> Tensor: ...
+    @property
+    def y(self) -> Tensor: ...
+    @property
+    def v(self) -> Tensor: ...
+
+
+def token_scores(problem: TokenProblem) -> Tensor:
+    """gamma_it = y_i v' x_it, (..., n, T): Definition 2.
+
+    >>> from types import SimpleNamespace
+    >>> X = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
+    >>> data = SimpleNamespace(X=X, z=X[:, 0], y=torch.tensor([-1.0]), v=torch.tensor([2.0, 1.0]))
+    >>> token_scores(data)
+    tensor([[-2., -1.]])
+    """
+    X, y, v = problem.X, problem.y, problem.v
+    if y.shape != X.shape[:-2]:
+        raise ValueError(f"y must have shape {tuple(X.shape[:-2])}, got {tuple(y.shape)}")
+    if v.shape != (*X.shape[:-3], X.shape[-1]):
+        raise ValueError(f"v must have shape {(*X.shape[:-3], X.shape[-1])}, got {tuple(v.shape)}")
+    if not bool(((y == 1) | (y == -1)).all()):
+        raise ValueError("y must be +1 or -1")
+    return y.unsqueeze(-1) * (X @ v[..., None, :, None]).squeeze(-1)
+
+
+def globally_optimal_tokens(problem: TokenProblem) -> Tensor:
+    """The token with the highest score in each sample, (..., n): Definition 3.1."""
+    return token_scores(problem).argmax(-1)
+
+
+def support_tokens(problem: TokenProblem, tokens: Tensor, p: float) -> Tensor:
+    """(..., n, T) bool: tokens whose constraint holds with equality at the lp-AttSVM solution."""
+    return attention_svm(problem.X, problem.z, tokens, p).support
+
+
+@dataclass(frozen=True, eq=False)
+class LocalOptimality:
+    """Whether selected tokens are locally optimal, and if not, why.
+
+    optimal: (...) bool; reasons: one for each problem in the order of the flattened leading
+    dimensions, "" where optimal; rivals: (..., n, T) bool, support tokens that score no less
+    than the selected one; solution: the lp-AttSVM solution. True where all are optimal.
+    """
+
+    optimal: Tensor
+    reasons: tuple[str, ...]
+    rivals: Tensor
+    solution: MarginSolution
+
+    def __bool__(self) -> bool:
+        return bool(self.optimal.all())
+
+    def __repr__(self) -> str:
+        if self.optimal.dim() == 0:
+            why = f", {self.reasons[0]}" if self.reasons[0] else ""
+            return f"LocalOptimality({bool(self)}{why})"
+        return f"LocalOptimality({int(self.optimal.sum())} of {self.optimal.numel()})"
+
+
+def locally_optimal(
+    problem: TokenProblem, tokens: Tensor, p: float, tol: float = 1e-9
+) -> LocalOptimality:
+    """Definition 3.2: the lp-AttSVM of the tokens is feasible, and they outscore its support.
+
+    >>> from types import SimpleNamespace
+    >>> X = torch.tensor([[[2.0, 0.0], [0.0, 1.0]]])
+    >>> data = SimpleNamespace(X=X, z=X[:, 0], y=torch.tensor([1.0]), v=torch.tensor([1.0, 1.0]))
+    >>> locally_optimal(data, torch.tensor([0]), p=2)
+    LocalOptimality(True)
+    >>> locally_optimal(data, torch.tensor([1]), p=2)
+    LocalOptimality(False, sample 0: support token 0 scores 2, the selected token 1 scores 1)
+    """
+    scores = token_scores(problem)
+    solution = attention_svm(problem.X, problem.z, tokens, p, tol)
+    tokens = torch.as_tensor(tokens, device=scores.device)
+    rivals = solution.support & (scores >= scores.gather(-1, tokens.unsqueeze(-1)))
+    optimal = solution.optimal & ~rivals.flatten(-2).any(-1)
+    n, T = scores.shape[-2:]
+    count = optimal.numel()
+    parts = zip(
+        solution.codes.reshape(count).tolist(),
+        scores.reshape(count, n, T),
+        tokens.reshape(count, n),
+        rivals.reshape(count, n, T),
+        strict=True,
+    )
+    return LocalOptimality(optimal, tuple(_reason(*part) for part in parts), rivals, solution)
+
+
+def locally_optimal_sets(
+    problem: TokenProblem, p: float, limit: int = 100_000, tol: float = 1e-9
+) -> Tensor:
+    """All locally optimal token sets of one small problem, (found, n), in lexicographic order.
+
+    Every one of the T^n sets is solved, a thousand at a time; more than `limit` are refused.
+    """
+    if problem.X.dim() != 3:
+        raise ValueError(f"X must be one problem, (n, T, d); got shape {tuple(problem.X.shape)}")
+    n, T, d = problem.X.shape
+    if T**n > limit:
+        raise ValueError(f"{T}^{n} token sets are more than limit={limit}")
+    sets = product(range(T), repeat=n)
+    found = []
+    while chosen := list(islice(sets, 1000)):
+        tokens = torch.tensor(chosen, device=problem.X.device)
+        batch = _Batch(
+            problem.X.expand(len(chosen), n, T, d),
+            problem.z.expand(len(chosen), *problem.z.shape),
+            problem.y.expand(len(chosen), n),
+            problem.v.expand(len(chosen), d),
+        )
+        found.append(tokens[locally_optimal(batch, tokens, p, tol).optimal])
+    return torch.cat(found)
+
+
+@dataclass(frozen=True, eq=False)
+class ConeConstants:
+    r"""The constants of the paper's appendix B.1 for one choice of tokens, each of shape (...).
+
+    delta: min(1/4, 1/2 min of (margin - 1) over non-support tokens), (7);
+    A: max(1, ||W|| max ||x_it z_i'||_q), (8), read with the dual exponent q = p/(p-1), as the
+        proofs use it (the printed index is (p-1, p/(p-1)));
+    mu_0: the radius of the cone, (9);
+    score_gap, widest_score_gap: (..., n), the selected score minus the highest and the lowest
+        of the support, (10), NaN for samples without support tokens;
+    score_range: Gamma, the largest difference of two scores in a sample, (11).
+    """
+
+    delta: Tensor
+    A: Tensor
+    mu_0: Tensor
+    score_gap: Tensor
+    widest_score_gap: Tensor
+    score_range: Tensor
+    solution: MarginSolution
+
+    def contains(self, W: Tensor, mu: float | Tensor | None = None, radius: float = 0) -> Tensor:
+        """Whether W (..., d, d) lies in the cone S_mu of (5a), or with a radius in C_mu,R of (5b).
+
+        That is D(W_mm/||W_mm||, W/||W||) <= mu, by default mu_0, and ||W|| >= radius.
+        """
+        psi = PNorm(self.solution.p)
+        divergence = psi.direction_divergence(self.solution.W, W.to(torch.float64), (-2, -1))
+        near = divergence <= (self.mu_0 if mu is None else mu)
+        return near & (psi.norm(W.to(torch.float64), (-2, -1)) >= radius)
+
+
+def cone_constants(
+    problem: TokenProblem, tokens: Tensor, p: float, tol: float = 1e-9
+) -> ConeConstants:
+    """The constants (7)-(11) of the cones around the lp-AttSVM solution of the given tokens.
+
+    Raises ValueError where that solution is not optimal, since nothing is defined there.
+    """
+    p = check_p(p)
+    scores = token_scores(problem).to(torch.float64)
+    X, z = problem.X.to(torch.float64), problem.z.to(torch.float64)
+    solution = attention_svm(X, z, tokens, p, tol)
+    if not bool(solution.optimal.all()):
+        raise ValueError(f"tokens must have an lp-AttSVM solution, got {solution.status}")
+    at = torch.as_tensor(tokens, device=X.device).unsqueeze(-1)
+    logits = (X @ solution.W.unsqueeze(-3) @ z.unsqueeze(-1)).squeeze(-1)  # (..., n, T)
+    excess = logits.gather(-1, at) - logits - 1
+    support = solution.support
+    other = (~support).scatter(-1, at, False)
+    delta = (0.5 * excess.where(other, math.inf).amin((-2, -1))).clamp_max(0.25)
+    q = dual_exponent(p)
+    outer = lp_norm(X, q, -1).amax(-1) * lp_norm(z, q, -1)  # ||x z'||_q = ||x||_q ||z||_q
+    A = (solution.norm * outer.amax(-1)).clamp_min(1)
+    if p >= 2:
+        mu_0 = (delta / (8 * A)) ** p / p
+    else:
+        mu_0 = (delta * (p - 1) / (4 * A * X.shape[-1] ** (2 / p - 1))) ** 2 / p
+    chosen = scores.gather(-1, at).squeeze(-1)
+    highest, lowest = (
+        scores.where(support, -math.inf).amax(-1),
+        scores.where(support, math.inf).amin(-1),
+    )
+    some = support.any(-1)
+    return ConeConstants(
+        delta=delta,
+        A=A,
+        mu_0=mu_0,
+        score_gap=(chosen - highest).where(some, math.nan),
+        widest_score_gap=(chosen - lowest).where(some, math.nan),
+        score_range=(scores.amax(-1) - scores.amin(-1)).amax(-1),
+        solution=solution,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Batch:
+    X: Tensor
+    z: Tensor
+    y: Tensor
+    v: Tensor
+
+
+def _reason(code: int, scores: Tensor, tokens: Tensor, rivals: Tensor) -> str:
+    if code == 1:
+        return "infeasible: no W makes attention prefer these tokens"
+    if code == 2:
+        return "undecided: the margin problem is unfinished"
+    if not bool(rivals.any()):
+        return ""
+    i, t = rivals.nonzero()[0].tolist()
+    chosen = int(tokens[i])
+    return (
+        f"sample {i}: support token {t} scores {float(scores[i, t]):.4g}, "
+        f"the selected token {chosen} scores {float(scores[i, chosen]):.4g}"
+    )

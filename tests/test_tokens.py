@@ -1,0 +1,169 @@
+"""Optimal tokens and the constants of the cones, against the definitions written out."""
+
+import math
+from dataclasses import dataclass, replace
+from itertools import product
+
+import pytest
+import torch
+
+import mirrorhead as mh
+from margin_cases import generator, random_problem
+
+
+@dataclass
+class Data:
+    X: torch.Tensor
+    z: torch.Tensor
+    y: torch.Tensor
+    v: torch.Tensor
+
+
+def problem(*shape: int, seed: int = 0) -> tuple[Data, torch.Tensor]:
+    X, z, tokens = random_problem(*shape, seed=seed)
+    g = generator(seed + 7)
+    y = torch.randint(0, 2, shape[:-2], generator=g).double() * 2 - 1
+    v = torch.randn(*shape[:-3], shape[-1], generator=g, dtype=torch.float64)
+    return Data(X, z, y, v), tokens
+
+
+def test_scores_and_global_tokens():
+    data, _ = problem(3, 4, 5, 6)
+    scores = mh.token_scores(data)
+    for b, i, t in product(range(3), range(4), range(5)):
+        expected = data.y[b, i] * (data.v[b] @ data.X[b, i, t])
+        assert scores[b, i, t] == pytest.approx(expected.item())
+    best = mh.globally_optimal_tokens(data)
+    assert best.shape == (3, 4)
+    assert torch.equal(scores.gather(-1, best.unsqueeze(-1)).squeeze(-1), scores.amax(-1))
+
+
+@pytest.mark.parametrize("p", [1.5, 2, 3])
+def test_globally_optimal_tokens_are_locally_optimal(p):
+    data, _ = problem(20, 4, 5, 6, seed=1)
+    verdict = mh.locally_optimal(data, mh.globally_optimal_tokens(data), p)
+    assert verdict
+    assert set(verdict.reasons) == {""}
+    assert repr(verdict) == "LocalOptimality(20 of 20)"
+
+
+@pytest.mark.parametrize("p", [1.5, 2, 3])
+def test_local_optimality_is_the_definition(p):
+    data, _ = problem(30, 4, 5, 6, seed=2)
+    best_two = mh.token_scores(data).topk(2, dim=-1).indices
+    tokens = best_two[..., 0].clone()
+    tokens[:, :2] = best_two[:, :2, 1]  # some remain locally optimal, some do not
+    verdict = mh.locally_optimal(data, tokens, p)
+    scores = mh.token_scores(data)
+    seen = set()
+    for b in range(30):
+        W = verdict.solution.W[b]
+        logits = data.X[b] @ W @ data.z[b].unsqueeze(-1)
+        margins = logits[torch.arange(4), tokens[b]] - logits.squeeze(-1)
+        near = (margins - 1).abs() < 1e-4
+        assert torch.equal(near, verdict.solution.support[b])
+        chosen = scores[b].gather(-1, tokens[b].unsqueeze(-1))
+        expected = bool((scores[b].where(near, -math.inf) < chosen).all())
+        assert bool(verdict.optimal[b]) is expected
+        assert (verdict.reasons[b] == "") is expected
+        seen.add(expected)
+    assert seen == {True, False}
+    assert torch.equal(verdict.solution.support, mh.support_tokens(data, tokens, p))
+
+
+def test_reasons():
+    data, tokens = problem(4, 5, 6, seed=3)
+    data.X[0, (tokens[0] + 1) % 5] = data.X[0, tokens[0]]
+    verdict = mh.locally_optimal(data, tokens, 2)
+    assert not verdict
+    assert verdict.reasons == ("infeasible: no W makes attention prefer these tokens",)
+    worst = mh.token_scores(problem(4, 5, 6, seed=4)[0]).argmin(-1)
+    verdict = mh.locally_optimal(problem(4, 5, 6, seed=4)[0], worst, 2)
+    assert verdict.reasons[0].startswith("sample 0: support token ")
+    assert verdict.reasons[0] in repr(verdict)
+
+
+def test_search_lists_exactly_the_locally_optimal_sets():
+    data, _ = problem(3, 4, 5, seed=5)
+    found = mh.locally_optimal_sets(data, 1.5).tolist()
+    expected = [
+        list(chosen)
+        for chosen in product(range(4), repeat=3)
+        if mh.locally_optimal(data, torch.tensor(chosen), 1.5)
+    ]
+    assert found == expected
+    assert mh.globally_optimal_tokens(data).tolist() in found
+    assert 1 < len(found) < 64
+
+
+@pytest.mark.parametrize("p", [1.5, 2.0, 3.0])
+def test_cone_constants_are_their_formulas(p):
+    data, _ = problem(2, 4, 5, 6, seed=6)
+    tokens = mh.globally_optimal_tokens(data)
+    constants = mh.cone_constants(data, tokens, p)
+    q = p / (p - 1)
+    scores = mh.token_scores(data)
+    for b in range(2):
+        W, support = constants.solution.W[b], constants.solution.support[b]
+        least, largest = math.inf, 0.0
+        for i, t in product(range(4), range(5)):
+            x, z, sel = data.X[b, i], data.z[b, i], int(tokens[b, i])
+            if t != sel and not support[i, t]:
+                least = min(least, float((x[sel] - x[t]) @ W @ z) - 1)
+            largest = max(largest, float(torch.outer(x[t], z).abs().pow(q).sum() ** (1 / q)))
+        delta = min(0.25, least / 2)
+        A = max(1.0, float(W.abs().pow(p).sum() ** (1 / p)) * largest)
+        if p >= 2:
+            mu = (delta / (8 * A)) ** p / p
+        else:
+            mu = (delta * (p - 1) / (4 * A * 6 ** (2 / p - 1))) ** 2 / p
+        assert constants.delta[b].item() == pytest.approx(delta, rel=1e-6)
+        assert constants.A[b].item() == pytest.approx(A, rel=1e-9)
+        assert constants.mu_0[b].item() == pytest.approx(mu, rel=1e-6)
+        for i in range(4):
+            chosen, others = scores[b, i, tokens[b, i]], scores[b, i][support[i]]
+            if len(others):
+                assert constants.score_gap[b, i] == pytest.approx(float(chosen - others.max()))
+                widest = float(chosen - others.min())
+                assert constants.widest_score_gap[b, i] == pytest.approx(widest)
+            else:
+                assert constants.score_gap[b, i].isnan()
+        spread = (scores[b].amax(-1) - scores[b].amin(-1)).max()
+        assert constants.score_range[b] == pytest.approx(float(spread))
+
+
+def test_membership_of_the_cones():
+    data, _ = problem(4, 5, 6, seed=7)
+    constants = mh.cone_constants(data, mh.globally_optimal_tokens(data), 2)
+    W = constants.solution.W
+    assert constants.contains(5 * W)
+    assert not constants.contains(-W)
+    assert not constants.contains(W + 0.1 * W.norm() * torch.eye(6))
+    assert constants.contains(W + 0.1 * W.norm() * torch.eye(6), mu=0.5)
+    assert constants.contains(5 * W, radius=4 * float(W.norm()))
+    assert not constants.contains(5 * W, radius=6 * float(W.norm()))
+
+
+def test_all_tokens_support_gives_the_largest_delta():
+    X = torch.eye(2, dtype=torch.float64).unsqueeze(0)
+    data = Data(X, X[:, 0], torch.ones(1).double(), X[0, 0])
+    constants = mh.cone_constants(data, torch.tensor([0]), 2)
+    assert constants.delta == 0.25
+    assert constants.score_gap == 1
+
+
+def test_bad_input():
+    data, tokens = problem(4, 5, 6, seed=8)
+    with pytest.raises(ValueError, match=r"y must have shape \(4,\)"):
+        mh.token_scores(replace(data, y=torch.ones(3)))
+    with pytest.raises(ValueError, match=r"v must have shape \(6,\)"):
+        mh.token_scores(replace(data, v=torch.ones(3)))
+    with pytest.raises(ValueError, match="y must be"):
+        mh.token_scores(replace(data, y=torch.zeros(4)))
+    with pytest.raises(ValueError, match=r"more than limit=10"):
+        mh.locally_optimal_sets(data, 2, limit=10)
+    with pytest.raises(ValueError, match="must be one problem"):
+        mh.locally_optimal_sets(problem(2, 4, 5, 6)[0], 2)
+    data.X[0, (tokens[0] + 1) % 5] = data.X[0, tokens[0]]
+    with pytest.raises(ValueError, match="must have an lp-AttSVM solution, got infeasible"):
+        mh.cone_constants(data, tokens, 2)
