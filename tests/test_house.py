@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -64,6 +65,14 @@ def test_imports_go_up_the_plan(path: Path) -> None:
                 inner = f"{other}.{alias.name}"
                 target = inner if inner in ORDER else other
                 assert place(target) < place(name), f"{name} imports {target}"
+
+
+def test_the_readme_runs() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    assert len(blocks) == 2
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(block, names)
 
 
 def test_files_can_be_held_in_the_head() -> None:

@@ -6,10 +6,12 @@ import copy
 import pickle
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch._inductor.config
 from torch import Tensor, nn
 
 import reference
@@ -581,6 +583,20 @@ def test_nothing_recompiles() -> None:
             schedule.step()
             optimizer.param_groups[0]["momentum"] *= 0.9
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A clear error, and nothing has moved."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    param = parameter(37)
+    before = param.detach().clone()
+    optimizer = MirrorDescent([param], lr=0.1, p=1.2, fused=True)
+    with (
+        torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}),
+        pytest.raises(RuntimeError, match="needs a C\\+\\+ compiler"),
+    ):
+        optimizer.step()
+    assert torch.equal(param, before)
 
 
 @each_implementation

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -54,20 +53,27 @@ def step_fused(rule: Rule, leaves: Sequence[Leaf]) -> list[bool]:
     for handful in handfuls:
         parts = zip(*(leaf for _, leaf in handful), strict=True)
         kernel = _kernel(rule, device, len(handful))
-        # Numbers of the rule are constants of the kernel, not arguments of it.
-        with (
-            nullcontext()
-            if kernel in _traced
-            else torch._dynamo.config.patch(specialize_float=True)
-        ):
-            marks = kernel(*parts)
-        _traced.add(kernel)
+        marks = kernel(*parts) if kernel in _traced else _first_call(kernel, *parts)
         for (i, leaf), mark in zip(handful, torch.stack(marks).tolist(), strict=True):
             if not math.isfinite(mark):
                 finite[i] = is_finite(leaf.g)
                 if rule.defer:
                     _finish(rule, leaf)
     return finite
+
+
+def _first_call(kernel: Callable[..., Any], *parts: Any) -> Any:
+    """Compile and run, the numbers of the rule constants of the kernel, not arguments of it."""
+    try:
+        with torch._dynamo.config.patch(specialize_float=True):
+            marks = kernel(*parts)
+    except Exception as error:
+        raise RuntimeError(
+            f"fused=True: torch.compile could not build the kernel ({type(error).__name__}, above)."
+            " On a CPU it needs a C++ compiler such as g++; foreach=True needs none"
+        ) from error
+    _traced.add(kernel)
+    return marks
 
 
 def _finish(rule: Rule, leaf: Leaf) -> None:
