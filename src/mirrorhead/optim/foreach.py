@@ -52,14 +52,16 @@ def step_foreach(rule: Rule, leaves: Sequence[Leaf]) -> list[bool]:
             finite[i] = leaf.step(rule)
         else:
             flat.append((i, view))
+    numbers = [leaf.h.tolist() for leaf in leaves]
     for indices, batch in _batches(flat):
+        rows = [numbers[i] for i in indices]
         for i, leaf in zip(indices, batch, strict=True):
             finite[i] &= is_finite(leaf.g)
-        d, lr = _direction(rule, batch, clean=all(finite[i] for i in indices))
+        d, lr = _direction(rule, batch, rows, clean=all(finite[i] for i in indices))
         if rule.storage == "dual":
-            _move_dual(rule, batch, d, lr)
+            _move_dual(rule, batch, rows[0], d, lr)
         else:
-            _move_primal(rule, batch, d, lr)
+            _move_primal(rule, batch, rows[0], d, lr)
     return finite
 
 
@@ -68,15 +70,15 @@ def _batches(leaves: Sequence[tuple[int, Leaf]]) -> Iterator[tuple[list[int], li
     indices, batch, room = [], [], 0
     for i, leaf in leaves:
         limit = _limit(leaf.w)
-        for start in range(0, leaf.w.numel(), limit):
-            piece = leaf if leaf.w.numel() <= limit else leaf.piece(start, start + limit)
-            if piece.w.numel() > room:
+        for piece in leaf.pieces(limit):
+            size = piece.w.numel()
+            if size > room:
                 if batch:
                     yield indices, batch
                 indices, batch, room = [], [], limit
             indices.append(i)
             batch.append(piece)
-            room -= piece.w.numel()
+            room -= size
     if batch:
         yield indices, batch
 
@@ -86,13 +88,14 @@ def _limit(x: Tensor) -> int:
     return 5 << 13 if x.device.type == "cpu" else 1 << 24
 
 
-def _direction(rule: Rule, batch: list[Leaf], clean: bool) -> tuple[Tensors, float]:
+def _direction(
+    rule: Rule, batch: list[Leaf], rows: list[list[float]], clean: bool
+) -> tuple[Tensors, float]:
     """d and lr for the batch, the moments updated in place.
 
     Where lr differs between tensors, or is so small that dividing by it is not safe, it is
     multiplied in and 1 returned.
     """
-    rows = [leaf.h.tolist() for leaf in batch]
     first = rows[0]  # all but LR and ROOT_BIAS are the group's
     g = [leaf.g.to(rule.wide) for leaf in batch]
     if not clean:
@@ -120,10 +123,9 @@ def _direction(rule: Rule, batch: list[Leaf], clean: bool) -> tuple[Tensors, flo
     return torch._foreach_mul(d, rates), 1.0
 
 
-def _move_dual(rule: Rule, batch: list[Leaf], d: Tensors, lr: float) -> None:
+def _move_dual(rule: Rule, batch: list[Leaf], h: list[float], d: Tensors, lr: float) -> None:
     w, u = _list(batch, "w"), _list(batch, "stored")
     exact = _resync(rule, w, u)
-    h = batch[0].h.tolist()
     # kernels._dithered; the gap comes out negative, and both are divided by lr.
     gap = torch._foreach_add(u, u, alpha=-0.7 * torch.finfo(rule.wide).eps)
     torch._foreach_sub_(gap, u)
@@ -179,7 +181,8 @@ def _random_numbers(count: int, dtype: torch.dtype, device: torch.device) -> Ten
 
 
 def _random_like(x: Tensor) -> Tensor:
-    return _random_numbers(_limit(x), x.dtype, x.device)[: x.numel()]
+    numbers = _random_numbers(_limit(x), x.dtype, x.device)
+    return numbers if len(numbers) == len(x) else numbers[: len(x)]
 
 
 def _inverse(rule: Rule, u: Tensors, out: Tensors | None = None) -> Tensors:
@@ -207,7 +210,7 @@ def _inverse(rule: Rule, u: Tensors, out: Tensors | None = None) -> Tensors:
     return out
 
 
-def _move_primal(rule: Rule, batch: list[Leaf], d: Tensors, lr: float) -> None:
+def _move_primal(rule: Rule, batch: list[Leaf], h: list[float], d: Tensors, lr: float) -> None:
     """kernels.relative on lists, where no weight changes its sign; else tensor by tensor."""
     step = torch._foreach_mul(d, lr)
     base = [base_weight(rule, leaf.w, leaf.stored) for leaf in batch]
@@ -221,7 +224,7 @@ def _move_primal(rule: Rule, batch: list[Leaf], d: Tensors, lr: float) -> None:
         size = torch._foreach_clamp_min(size, torch.finfo(rule.wide).tiny)
         argument = torch._foreach_div(step, _LISTS.copysign(size, base))
         torch._foreach_neg_(argument)
-        torch._foreach_add_(argument, 1 - batch[0].h.tolist()[DECAY] if rule.decay else 1.0)
+        torch._foreach_add_(argument, 1 - h[DECAY] if rule.decay else 1.0)
         moved = torch._foreach_mul(base, signed_power(argument, inverse_exponent(rule.p), _LISTS))
     for leaf, old, new in zip(batch, base, moved, strict=True):
         leaf.w.copy_(written(rule, leaf.w, old, new, leaf.noise))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import repeat
 from typing import NamedTuple
 
 import torch
@@ -34,11 +35,16 @@ class Leaf(NamedTuple):
                 old.copy_(new)
         return is_finite(self.g)
 
-    def piece(self, start: int, stop: int) -> Leaf:
-        """Some of the weights of a flat leaf."""
-        w, g, stored, m, v, h, noise = self
-        stored, m, v, noise = (x if x is None else x[start:stop] for x in (stored, m, v, noise))
-        return Leaf(w[start:stop], g[start:stop], stored, m, v, h, noise)
+    def pieces(self, size: int) -> Iterator[Leaf]:
+        """A flat leaf, cut into leaves of at most `size` weights."""
+        if self.w.numel() <= size:
+            yield self
+            return
+        state = (self.stored, self.m, self.v, self.noise)
+        cuts = (repeat(x) if x is None else x.split(size) for x in state)
+        weights, gradients = self.w.split(size), self.g.split(size)
+        for w, g, stored, m, v, noise in zip(weights, gradients, *cuts, strict=False):
+            yield Leaf(w, g, stored, m, v, self.h, noise)
 
     def without_bases(self) -> Leaf:
         """The same tensors, but h, unaware of what they are views of."""
