@@ -592,4 +592,7 @@ def main(rank: int, suite: str, directory: str) -> None:
     for scenario in SUITES[suite]:
         with naming(scenario.__name__):
             scenario(Path(directory) / scenario.__name__)
+    # Leave together: a process that goes first closes its connections, and the other, if
+    # still at a last message, would abort on that.
+    dist.barrier()
     dist.destroy_process_group()
