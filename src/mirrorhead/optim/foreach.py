@@ -129,7 +129,9 @@ def _move_dual(rule: Rule, batch: list[Leaf], h: list[float], d: Tensors, lr: fl
     # kernels._dithered; the gap comes out negative, and both are divided by lr.
     gap = torch._foreach_add(u, u, alpha=-0.7 * torch.finfo(rule.wide).eps)
     torch._foreach_sub_(gap, u)
-    step = torch._foreach_add(d, gap, alpha=h[DITHER] / lr)
+    step = gap
+    for x, t in zip(d, gap, strict=True):
+        torch.add(x, t, alpha=h[DITHER] / lr, out=t)
     if rule.decay:
         torch._foreach_add_(step, u, alpha=h[DECAY] / lr)
     if exact and rule.dtype == rule.wide:
@@ -189,19 +191,17 @@ def _inverse(rule: Rule, u: Tensors, out: Tensors | None = None) -> Tensors:
     """rule.inverse on lists, the result in `out` if given.
 
     Passes over memory are what counts. A cube is one pass, so u^10 = (u^3)^3 |u|, the
-    power of p = 1.1, takes four, the last of them into `out`.
+    power of p = 1.1, takes four.
     """
     exponent = inverse_exponent(rule.p)
     if exponent in (4, 10, 28):
-        cube = torch._foreach_pow(u, 3)
-        for _ in range({4: 0, 10: 1, 28: 2}[round(exponent)]):
-            torch._foreach_pow_(cube, 3)
-        sizes = torch._foreach_abs(u)
         if out is None:
-            torch._foreach_mul_(cube, sizes)
-            return cube
-        for a, b, o in zip(cube, sizes, out, strict=True):
-            torch.mul(a, b, out=o)
+            out = [torch.empty_like(x) for x in u]
+        for x, o in zip(u, out, strict=True):  # in `out` itself, and one list beside it
+            torch.pow(x, 3, out=o)
+            for _ in range({4: 0, 10: 1, 28: 2}[round(exponent)]):
+                o.pow_(3)
+            o.mul_(x.abs())
         return out
     x = signed_power(u, exponent, _LISTS)
     if out is None:
