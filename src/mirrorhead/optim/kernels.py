@@ -176,7 +176,7 @@ def _dithered(rule: Rule, u: Tensor, step: Tensor, h: Tensor) -> Tensor:
     """u - step, rounded up or down so that over many steps nothing is lost.
 
     A step of 1e-6 on u = 0.1 is 134.2 units in the last place; rounded to 134 each time,
-    1e5 steps are off by 0.2 %, and w = u^10 by 2 %. DITHER runs through (-1/2, 1/2) evenly
+    1e5 steps are off by 0.1 %, and w = u^10 by 1 %. DITHER runs through (-1/2, 1/2) evenly
     from step to step; that part of the gap between neighbours, added before rounding,
     makes u go to the upper neighbour just as often as the step asks for. A step of 0
     leaves less than half a gap, which rounding removes: u stays.
