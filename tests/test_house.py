@@ -16,6 +16,9 @@ PACKAGE = ROOT / "src" / "mirrorhead"
 # A module imports only from those above it, within a folder too.
 ORDER = [
     "potential",
+    "losses",
+    "attention",
+    "data",
     "margin.operator",
     "margin.link",
     "margin.constraints",
@@ -28,6 +31,7 @@ ORDER = [
     "margin.problems",
     "margin",
     "tokens",
+    "paths",
     "optim.fast_power",
     "optim.kernels",
     "optim.leaf",

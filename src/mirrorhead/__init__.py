@@ -1,5 +1,6 @@
 """Mirror descent for attention, and certificates for what it selects."""
 
+from mirrorhead.attention import AttentionProblem as AttentionProblem
 from mirrorhead.margin import MarginSolution as MarginSolution
 from mirrorhead.margin import attention_svm as attention_svm
 from mirrorhead.margin import svm as svm

@@ -1,0 +1,1 @@
+"""Where problems come from: random ones, the paper's examples, real data sets."""

@@ -1,0 +1,83 @@
+"""Losses l(x) of the margin x = y f(X, z): decreasing, as in the paper's Assumption A."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss by its value, the logarithm of -l'(x), and l''(x) / -l'(x), entry by entry.
+
+    The slope is kept as a logarithm because it underflows long before training ends.
+    `log_excess(b, log_e)` is log(l(b - e) - l(b)) for a small e > 0 given as its logarithm:
+    what is lost by a margin that falls short of b, without cancellation.
+
+    >>> loss = LOSSES["logistic"]
+    >>> loss.value(torch.tensor(0.0)), loss.log_slope(torch.tensor(1000.0))
+    (tensor(0.6931), tensor(-1000.))
+    """
+
+    name: str
+    value: Callable[[Tensor], Tensor]
+    log_slope: Callable[[Tensor], Tensor]
+    relative_curvature: Callable[[Tensor], Tensor]
+    log_excess: Callable[[Tensor, Tensor], Tensor]
+
+    def __repr__(self) -> str:
+        return f"Loss({self.name})"
+
+
+def _log_expm1(log_e: Tensor) -> Tensor:
+    """log(exp(e) - 1), which is log(e) + e/2 + e^2/24 - ... for small e."""
+    e = log_e.exp()
+    small = e < 1e-3
+    return torch.where(
+        small, log_e + e / 2 + e * e / 24, torch.where(small, torch.ones_like(e), e).expm1().log()
+    )
+
+
+def _logistic_excess(b: Tensor, log_e: Tensor) -> Tensor:
+    # log(1 + exp(e - b)) - log(1 + exp(-b)) = log(1 + sigmoid(-b) (exp(e) - 1))
+    log_ratio = logsigmoid(-b) + _log_expm1(log_e)
+    ratio = log_ratio.exp()
+    small = ratio < 1e-5
+    exact = torch.where(small, torch.ones_like(ratio), ratio).log1p().log()
+    return torch.where(small, log_ratio - ratio / 2 + ratio * ratio * (5 / 24), exact)
+
+
+LOSSES = {
+    "logistic": Loss(
+        "logistic",
+        value=lambda x: -logsigmoid(x),
+        log_slope=lambda x: logsigmoid(-x),
+        relative_curvature=torch.sigmoid,
+        log_excess=_logistic_excess,
+    ),
+    "exponential": Loss(
+        "exponential",
+        value=lambda x: (-x).exp(),
+        log_slope=lambda x: -x,
+        relative_curvature=torch.ones_like,
+        log_excess=lambda b, log_e: -b + _log_expm1(log_e),
+    ),
+    "linear": Loss(
+        "linear",
+        value=lambda x: -x,
+        log_slope=torch.zeros_like,
+        relative_curvature=torch.zeros_like,
+        log_excess=lambda b, log_e: log_e + torch.zeros_like(b),
+    ),
+}
+
+
+def get_loss(loss: str) -> Loss:
+    """The loss of that name, or a ValueError that lists the names."""
+    if loss not in LOSSES:
+        raise ValueError(f"loss must be one of {', '.join(LOSSES)}; got {loss!r}")
+    return LOSSES[loss]
