@@ -7,6 +7,9 @@ from mirrorhead.margin import svm as svm
 from mirrorhead.optim import MirrorAdam as MirrorAdam
 from mirrorhead.optim import MirrorDescent as MirrorDescent
 from mirrorhead.optim import attention_param_groups as attention_param_groups
+from mirrorhead.paths import Path as Path
+from mirrorhead.paths import descend as descend
+from mirrorhead.paths import largest_step as largest_step
 from mirrorhead.potential import PNorm as PNorm
 from mirrorhead.tokens import cone_constants as cone_constants
 from mirrorhead.tokens import globally_optimal_tokens as globally_optimal_tokens

@@ -1,0 +1,5 @@
+"""Descent paths, regularization paths, and what can be read off them."""
+
+from mirrorhead.paths.descent import Path as Path
+from mirrorhead.paths.descent import descend as descend
+from mirrorhead.paths.stepsize import largest_step as largest_step

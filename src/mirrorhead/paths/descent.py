@@ -1,0 +1,335 @@
+"""lp-AttGD and lp-JointGD: mirror descent on attention, recorded as a path."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mirrorhead.attention import AttentionProblem, Gradient
+from mirrorhead.margin import MarginSolution
+from mirrorhead.paths.checkpoint import fingerprint, load_checkpoint, save_checkpoint
+from mirrorhead.paths.progress import progress_bar
+from mirrorhead.paths.rules import Constant, Normalized, Rule, State
+from mirrorhead.paths.stepsize import warn_if_too_large
+from mirrorhead.potential import PNorm, check_p
+
+RULES: dict[str, Callable[[float, float], Rule]] = {
+    "constant": Constant,
+    "normalized": Normalized,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Path:
+    """The weights of all trials at the recorded steps.
+
+    steps: (records,) ints; W: (records, ..., d, d) in the problem's shape; v: the head at
+    each record where it was trained (lp-JointGD), else None; K, Q: the factors where
+    W = K Q' was trained, else None; tokens: (..., n), selected at the end.
+    """
+
+    problem: AttentionProblem = field(repr=False)
+    p: float
+    rule: str
+    lr: float
+    steps: Tensor
+    W: Tensor
+    tokens: Tensor
+    v: Tensor | None = None
+    K: Tensor | None = None
+    Q: Tensor | None = None
+
+    def __repr__(self) -> str:
+        trials = self.problem.trials
+        joint = ", joint" if self.v is not None else ""
+        factors = ", key-query" if self.K is not None else ""
+        return (
+            f"Path(p={self.p:g}, {self.rule}, lr={self.lr:g}, trials={trials},"
+            f" {len(self.steps)} records up to step {int(self.steps[-1])}{joint}{factors})"
+        )
+
+    def divergence_to(self, solution: MarginSolution) -> Tensor:
+        """D(W_mm, W(k)) of the directions in the geometry of the solution, (records, ...).
+
+        NaN where W(k) is zero or the solution has none and so there is no direction.
+        """
+        return direction_divergence(solution.p, solution.W, self.W, 2)
+
+    def head_divergence_to(self, solution: MarginSolution) -> Tensor:
+        """The same for the head v of lp-JointGD and a solution of `svm`, (records, ...)."""
+        if self.v is None:
+            raise ValueError("the head was not trained: this path has no v")
+        return direction_divergence(solution.p, solution.v, self.v, 1)
+
+
+def descend(
+    problem: AttentionProblem,
+    p: float,
+    steps: int,
+    lr: float = 0.1,
+    rule: str = "normalized",
+    joint: bool = False,
+    init: Tensor | tuple[Tensor, Tensor] | None = None,
+    *,
+    head_lr: float | None = None,
+    record: Sequence[int] | Tensor | None = None,
+    progress: bool = True,
+    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_seconds: float = 30.0,
+) -> Path:
+    r"""Mirror descent with psi = (1/p)||.||_p^p on the training loss of all trials at once.
+
+        u(k+1) = mirror(W(k)) - lr grad L(W(k)),   W(k+1) = inverse(u(k+1))
+
+    Args:
+        problem: the data; leading dimensions are trials, each with its own W.
+        p: the exponent of the potential, p > 1.
+        steps: how many steps to take.
+        lr: the step size.
+        rule: "constant" as written above (lp-AttGD; warns where lr exceeds what Remark 1
+            allows), "normalized" with the gradient over its dual norm, or "accelerated"
+            (see docs/descent.md).
+        joint: train the head v as well, with the same rule (lp-JointGD); it starts at
+            problem.v.
+        init: W(0), zero by default; a pair (K, Q) of (..., d, m) trains the factors of
+            W = K Q' instead. Zero factors are a saddle and are refused.
+        head_lr: the step size of the head, lr by default.
+        record: the steps to record, from 0 (the start) to `steps`; by default 1, 2, ...
+            in about forty steps a decade, and the last.
+        progress: show a bar on a terminal, from two seconds on.
+        checkpoint: a file to resume from, and to save to every `checkpoint_seconds`. A run
+            that was killed and called again gives the same path, bit for bit; a longer run
+            goes on where a shorter one ended.
+
+    >>> from mirrorhead.data.synthetic import random_problem
+    >>> problem = random_problem(trials=2)
+    >>> path = descend(problem, p=1.5, steps=200)
+    >>> path
+    Path(p=1.5, normalized, lr=0.1, trials=(2,), 60 records up to step 200)
+    >>> from mirrorhead.margin import attention_svm
+    >>> solution = attention_svm(problem.X, problem.z, path.tokens, p=1.5)
+    >>> bool((path.divergence_to(solution)[-1] < 0.1).all())
+    True
+    """
+    p = check_p(p)
+    if type(steps) is not int or steps < 1:
+        raise ValueError(f"steps must be an integer >= 1, got {steps!r}")
+    if rule not in RULES:
+        raise ValueError(f"rule must be one of {', '.join(RULES)}; got {rule!r}")
+    for name, rate in (("lr", lr), ("head_lr", lr if head_lr is None else head_lr)):
+        if not (isinstance(rate, int | float) and 0 < rate < math.inf):
+            raise ValueError(f"{name} must be a number > 0, got {rate!r}")
+    wanted = recorded_steps(steps) if record is None else _check_record(record, steps)
+    parameters = _parameters(problem, joint, init)
+    rates = {"v": lr if head_lr is None else head_lr}
+    rules = {name: RULES[rule](p, rates.get(name, lr)) for name in parameters}
+
+    with torch.no_grad():
+        states = {name: rules[name].start(w, dims) for name, (w, dims) in parameters.items()}
+        step, records, key = 0, {}, ""
+        if checkpoint is not None:
+            key = _key(problem, p, rule, lr, rates["v"], parameters)
+            stored = load_checkpoint(checkpoint, key)
+            if stored is not None:
+                step, states, records = _unpack(stored, states, steps)
+        saved = time.monotonic()
+        with progress_bar(f"descent, p = {p:g}", steps, progress) as tick:
+            while True:
+                weights = {name: rules[name].weights(state) for name, state in states.items()}
+                if step in wanted and step not in records:
+                    _check_finite(weights, step, lr)
+                    records[step] = weights
+                    if rule == "constant":
+                        warn_if_too_large(problem, p, lr, weights, step)
+                if step == steps:
+                    break
+                gradients = _gradients(problem, weights)
+                states = {
+                    name: rules[name].advance(states[name], gradients[name]) for name in rules
+                }
+                step += 1
+                tick(step)
+                if checkpoint is not None and time.monotonic() - saved > checkpoint_seconds:
+                    save_checkpoint(checkpoint, key, _pack(step, states, records))
+                    saved = time.monotonic()
+        if checkpoint is not None:
+            save_checkpoint(checkpoint, key, _pack(step, states, records))
+    return _path(problem, p, rule, lr, [(k, records[k]) for k in sorted(wanted)])
+
+
+def recorded_steps(steps: int, per_decade: int = 40) -> set[int]:
+    """1, 2, ... in at most so many steps a decade, the same for a run of any length, and the last.
+
+    >>> sorted(recorded_steps(30, per_decade=4))
+    [1, 2, 3, 6, 10, 18, 30]
+    """
+    decades = math.ceil(math.log10(steps)) if steps > 1 else 0
+    spaced = {round(10 ** (j / per_decade)) for j in range(decades * per_decade + 1)}
+    return {k for k in spaced if k <= steps} | {steps}
+
+
+def direction_divergence(p: float, target: Tensor, path: Tensor, dims: int) -> Tensor:
+    """D(target, path) of the directions over the last dims; NaN where one of them is zero."""
+    along = tuple(range(-dims, 0))
+    target = target.expand_as(path)
+    defined = (path != 0).any(-1) & (target != 0).any(-1)
+    for _ in along[1:]:
+        defined = defined.any(-1)
+    shape = defined.shape + (1,) * dims
+    safe = [torch.where(defined.reshape(shape), x, torch.ones_like(x)) for x in (target, path)]
+    divergence = PNorm(p).direction_divergence(safe[0], safe[1], along)
+    return divergence.where(defined, torch.nan)
+
+
+def _parameters(
+    problem: AttentionProblem, joint: bool, init: Tensor | tuple[Tensor, Tensor] | None
+) -> dict[str, tuple[Tensor, int]]:
+    """What is trained, by name: the start, and how many dimensions are not trials."""
+    shape, dims = problem.weight_shape, problem.weight_dims
+    parameters: dict[str, tuple[Tensor, int]] = {}
+    if isinstance(init, tuple):
+        if len(init) != 2:
+            raise ValueError(f"init must be W or a pair (K, Q), got {len(init)} tensors")
+        for name, factor in zip("KQ", init, strict=True):
+            factor = torch.as_tensor(factor, dtype=torch.float64, device=problem.X.device)
+            if factor.shape[:-1] != shape[:-1] or factor.shape[-1] != init[0].shape[-1]:
+                raise ValueError(
+                    f"init[{'KQ'.index(name)}] must have shape {(*shape[:-1], 'm')} with one m"
+                    f" for both factors, got {tuple(factor.shape)}"
+                )
+            parameters[name] = (factor, dims)
+        if not bool(parameters["K"][0].any()) and not bool(parameters["Q"][0].any()):
+            raise ValueError("init must not be a pair of zeros: the gradient is zero there")
+    else:
+        W = torch.zeros(shape, dtype=torch.float64, device=problem.X.device)
+        if init is not None:
+            W = torch.as_tensor(init, dtype=torch.float64, device=problem.X.device)
+            if W.shape != shape:
+                raise ValueError(f"init must have shape {shape}, got {tuple(W.shape)}")
+        parameters["W"] = (W, dims)
+    if joint:
+        parameters["v"] = (problem.v, problem.head_dims)
+    for name, (w, _) in parameters.items():
+        if not bool(w.isfinite().all()):
+            raise ValueError(f"init must be finite, {name} is not")
+    return parameters
+
+
+def _gradients(problem: AttentionProblem, weights: dict[str, Tensor]) -> dict[str, Gradient]:
+    if "v" in weights:
+        problem = problem.with_head(weights["v"])
+        G, head = problem.gradients(_attention_weights(weights))
+        gradients = {"v": head}
+    else:
+        G = problem.gradient(_attention_weights(weights))
+        gradients = {}
+    if "W" in weights:
+        gradients["W"] = G
+    else:  # W = K Q': dL/dK = G Q, dL/dQ = G' K
+        gradients["K"] = Gradient(G.mantissa @ weights["Q"], G.log_scale, G.dims)
+        gradients["Q"] = Gradient(G.mantissa.mT @ weights["K"], G.log_scale, G.dims)
+    return gradients
+
+
+def _attention_weights(weights: dict[str, Tensor]) -> Tensor:
+    return weights["W"] if "W" in weights else weights["K"] @ weights["Q"].mT
+
+
+def _path(
+    problem: AttentionProblem,
+    p: float,
+    rule: str,
+    lr: float,
+    records: list[tuple[int, dict[str, Tensor]]],
+) -> Path:
+    def stacked(name: str) -> Tensor | None:
+        if name not in records[0][1]:
+            return None
+        return torch.stack([weights[name] for _, weights in records])
+
+    W = torch.stack([_attention_weights(weights) for _, weights in records])
+    return Path(
+        problem=problem,
+        p=p,
+        rule=rule,
+        lr=lr,
+        steps=torch.tensor([step for step, _ in records]),
+        W=W,
+        tokens=problem.select(W[-1]),
+        v=stacked("v"),
+        K=stacked("K"),
+        Q=stacked("Q"),
+    )
+
+
+def _check_record(record: Sequence[int] | Tensor, steps: int) -> set[int]:
+    wanted = {int(k) for k in record}
+    if not wanted or min(wanted) < 0 or max(wanted) > steps:
+        raise ValueError(f"record must be steps from 0 to {steps}, got {sorted(wanted)}")
+    return wanted
+
+
+def _check_finite(weights: dict[str, Tensor], step: int, lr: float) -> None:
+    for name, w in weights.items():
+        if not bool(w.isfinite().all()):
+            raise FloatingPointError(
+                f"{name} is not finite at step {step}: lr = {lr:g} is too large, or p too close"
+                " to 1 for so long a run"
+            )
+
+
+# -- the state of a run as plain arrays -------------------------------------------------
+
+
+def _key(
+    problem: AttentionProblem,
+    p: float,
+    rule: str,
+    lr: float,
+    head_lr: float,
+    parameters: dict[str, tuple[Tensor, int]],
+) -> str:
+    tensors = {"X": problem.X, "z": problem.z, "y": problem.y, "head": problem.v}
+    tensors |= {f"init {name}": w for name, (w, _) in parameters.items()}
+    options = {"p": p, "rule": rule, "lr": lr, "head_lr": head_lr, "loss": problem.loss_name}
+    return fingerprint({**tensors, "mask": problem.mask}, options)
+
+
+def _pack(
+    step: int, states: dict[str, State], records: dict[int, dict[str, Tensor]]
+) -> dict[str, np.ndarray]:
+    arrays = {"step": np.array(step)}
+    for name, state in states.items():
+        arrays |= {f"state/{name}/{part}": x.cpu().numpy() for part, x in state.items()}
+    for k, weights in records.items():
+        arrays |= {f"record/{k}/{name}": w.cpu().numpy() for name, w in weights.items()}
+    return arrays
+
+
+def _unpack(
+    arrays: dict[str, np.ndarray], like: dict[str, State], steps: int
+) -> tuple[int, dict[str, State], dict[int, dict[str, Tensor]]]:
+    step = int(arrays["step"])
+    if step > steps:
+        raise ValueError(f"steps must be at least {step}, where the checkpoint is; got {steps}")
+    states = {
+        name: {
+            part: torch.from_numpy(arrays[f"state/{name}/{part}"]).to(x.device)
+            for part, x in state.items()
+        }
+        for name, state in like.items()
+    }
+    device = next(iter(next(iter(like.values())).values())).device
+    records: dict[int, dict[str, Tensor]] = {}
+    for entry, array in arrays.items():
+        if entry.startswith("record/"):
+            _, k, name = entry.split("/")
+            records.setdefault(int(k), {})[name] = torch.from_numpy(array).to(device)
+    return step, states, records

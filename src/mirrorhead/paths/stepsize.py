@@ -1,0 +1,91 @@
+r"""Remark 1: how large a constant step may be.
+
+The theorems need psi - eta L to stay convex along the path. At one W that is
+eta Hess L(W) <= Hess psi(W) = diag((p-1)|w|^(p-2)), so the largest admissible step is
+
+    eta(W) = 1 / lambda_max(S J' B J S),    S = diag(|w|^((2-p)/2)) / sqrt(p-1),
+
+where J maps W to the logits h and B holds the Hessian of each sample's loss in its logits:
+
+    B = l'' g g' + l' (diag(g) - g s' - s g'),   g_t = s_t (a_t - sum_tau s_tau a_tau).
+
+The largest eigenvalue is that of B (J S^2 J'), a matrix of size nT whatever d is.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+
+from mirrorhead.attention import AttentionProblem
+from mirrorhead.potential import check_p
+
+
+def largest_step(problem: AttentionProblem, W: Tensor, p: float) -> Tensor:
+    """The largest eta for which psi - eta L is convex at W, (...); inf where L is concave.
+
+    For p > 2 it is zero where an entry of W is zero: Hess psi vanishes there. For one head
+    and labels +-1.
+
+    >>> X = torch.tensor([[[2.0, 0.0], [0.0, 1.0]]])
+    >>> problem = AttentionProblem(X, z=X[:, 0], y=[1.0], v=[1.0, 1.0])
+    >>> largest_step(problem, torch.eye(2), p=2)
+    tensor(23.8630, dtype=torch.float64)
+    """
+    p = check_p(p)
+    if problem.heads is not None or problem.classes is not None:
+        raise ValueError("largest_step is for one head and labels +-1")
+    X, z, n = problem.X, problem.z, problem.X.shape[-3]
+    logits = problem.logits(W)  # (..., n, T); also checks W
+    W = torch.as_tensor(W, dtype=torch.float64, device=X.device)
+    s = logits.softmax(-1)
+    a = problem.scores()
+    margin = (s * a).sum(-1, keepdim=True)
+    g = s * (a - margin)
+    slope = -problem.loss_function.log_slope(margin).exp().unsqueeze(-1)  # l', (..., n, 1, 1)
+    curvature = -slope * problem.loss_function.relative_curvature(margin).unsqueeze(-1)
+    mixed = g.unsqueeze(-1) * s.unsqueeze(-2)
+    B = curvature * g.unsqueeze(-1) * g.unsqueeze(-2)
+    B = (B + slope * (torch.diag_embed(g) - mixed - mixed.mT)) / n  # (..., n, T, T)
+
+    size = W.abs()
+    if p > 2:
+        # 1/|w|^(p-2): an entry at zero makes the step zero, by way of an infinite eigenvalue.
+        flat = (size == 0).flatten(-2).any(-1)
+        inverse = size.where(size > 0, 1).pow(2 - p) / (p - 1)
+    else:
+        flat = torch.zeros(problem.trials, dtype=torch.bool, device=X.device)
+        inverse = size.pow(2 - p) / (p - 1)
+    # (J S^2 J')_{it,ju} = sum_ab x_ita x_jua S^2_ab z_ib z_jb
+    zz = z.unsqueeze(-2) * z.unsqueeze(-3)  # (..., n, n, d)
+    inner = torch.einsum("...ab,...ijb->...ija", inverse, zz)
+    gram = torch.einsum("...ita,...ija,...jua->...itju", X, inner, X)
+    count = n * X.shape[-2]
+    gram = gram.reshape(*problem.trials, count, count)
+    blocks = torch.zeros_like(gram).reshape(*problem.trials, n, X.shape[-2], n, X.shape[-2])
+    index = torch.arange(n, device=X.device)
+    blocks[..., index, :, index, :] = B.movedim(-3, 0)
+    blocks = blocks.reshape_as(gram)
+    # B G has the eigenvalues of R' B R with G = R R', which is symmetric.
+    values, vectors = torch.linalg.eigh(gram)
+    root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
+    top = torch.linalg.eigvalsh(root.mT @ blocks @ root)[..., -1]
+    step = torch.where(top > 0, 1 / top.where(top > 0, 1), torch.inf)
+    return step.masked_fill(flat, 0.0)
+
+
+def warn_if_too_large(
+    problem: AttentionProblem, p: float, lr: float, weights: dict[str, Tensor], step: int
+) -> None:
+    """A warning where the constant rule leaves what Remark 1 allows, at a recorded step."""
+    if "W" not in weights or "v" in weights or problem.heads or problem.classes:
+        return  # the remark speaks of W alone
+    bound = float(largest_step(problem, weights["W"], p).min())
+    if lr > bound:
+        warnings.warn(
+            f"lr = {lr:g} exceeds the largest step {bound:.3g} that Remark 1 allows at step"
+            f" {step}: the theorems do not cover this path",
+            stacklevel=3,
+        )
