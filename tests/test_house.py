@@ -40,6 +40,13 @@ ORDER = [
     "optim.mirror_adam",
     "optim.param_groups",
     "optim",
+    "experiments.base",
+    "experiments",
+    "experiments.storage",
+    "experiments.runner",
+    "report",
+    "cli",
+    "__main__",
 ]
 
 

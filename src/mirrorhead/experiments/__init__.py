@@ -1,0 +1,29 @@
+"""The paper's figures and theorems, each computed, drawn and judged.
+
+An experiment is a module of this folder with the names that `experiments.base` lists; ORDER has
+them as the report shows them. They are imported when asked for, so that a list of them is cheap.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module, util
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mirrorhead.experiments.base import Experiment
+
+ORDER = ("example-1",)
+
+
+def load(name: str) -> Experiment:
+    """The experiment of that name, or of a module given by its dotted name.
+
+    >>> load("example-1").title
+    'Example 1: the printed solution'
+    """
+    from mirrorhead.experiments.base import Experiment
+
+    module = name if "." in name else f"{__name__}.{name.replace('-', '_')}"
+    if name not in ORDER and ("." not in name or util.find_spec(module) is None):
+        raise ValueError(f"there is no experiment {name!r}; there are {', '.join(ORDER)}")
+    return Experiment.of(import_module(module))
