@@ -15,6 +15,8 @@ PACKAGE = ROOT / "src" / "mirrorhead"
 
 # A module imports only from those above it, within a folder too.
 ORDER = [
+    "version",
+    "files",
     "potential",
     "margin.operator",
     "margin.link",
@@ -43,7 +45,10 @@ ORDER = [
     "experiments.base",
     "experiments",
     "experiments.storage",
+    "experiments.backends",
+    "experiments.progress",
     "experiments.runner",
+    "report.figure",
     "report",
     "cli",
     "__main__",

@@ -6,7 +6,7 @@ them as the report shows them. They are imported when asked for, so that a list 
 
 from __future__ import annotations
 
-from importlib import import_module, util
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,14 +16,17 @@ ORDER = ("example-1",)
 
 
 def load(name: str) -> Experiment:
-    """The experiment of that name, or of a module given by its dotted name.
+    """The experiment of that name; or your own, by the name of its module.
 
     >>> load("example-1").title
     'Example 1: the printed solution'
     """
     from mirrorhead.experiments.base import Experiment
 
-    module = name if "." in name else f"{__name__}.{name.replace('-', '_')}"
-    if name not in ORDER and ("." not in name or util.find_spec(module) is None):
-        raise ValueError(f"there is no experiment {name!r}; there are {', '.join(ORDER)}")
-    return Experiment.of(import_module(module))
+    module = f"{__name__}.{name.replace('-', '_')}" if name in ORDER else name
+    try:
+        return Experiment.of(import_module(module))
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module is there, something that it imports is not
+        raise ValueError(f"there is no experiment {name!r}; there are {', '.join(ORDER)}") from None

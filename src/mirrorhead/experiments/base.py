@@ -34,9 +34,11 @@ array([ True,  True,  True,  True,  True])
 from __future__ import annotations
 
 import functools
+import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
 
@@ -167,6 +169,7 @@ class Experiment:
     """An experiment's module, read and checked once."""
 
     module: str
+    code: str  # a hash of the source
     name: str
     title: str
     claim: str
@@ -193,6 +196,7 @@ class Experiment:
             raise TypeError(f"{module.__name__}: PIECE must be at least 1, got {piece}")
         return cls(
             module=module.__name__,
+            code=hashlib.sha256(Path(module.__file__ or "").read_bytes()).hexdigest()[:12],
             name=module.NAME,
             title=module.TITLE,
             claim=module.CLAIM,
