@@ -15,6 +15,8 @@ PACKAGE = ROOT / "src" / "mirrorhead"
 
 # A module imports only from those above it, within a folder too.
 ORDER = [
+    "version",
+    "files",
     "potential",
     "losses",
     "attention",
@@ -52,6 +54,16 @@ ORDER = [
     "optim.mirror_adam",
     "optim.param_groups",
     "optim",
+    "experiments.base",
+    "experiments",
+    "experiments.storage",
+    "experiments.backends",
+    "experiments.progress",
+    "experiments.runner",
+    "report.figure",
+    "report",
+    "cli",
+    "__main__",
 ]
 
 

@@ -1,21 +1,60 @@
 """Mirror descent for attention, and certificates for what it selects."""
 
-from mirrorhead.attention import AttentionProblem as AttentionProblem
-from mirrorhead.margin import MarginSolution as MarginSolution
-from mirrorhead.margin import attention_svm as attention_svm
-from mirrorhead.margin import svm as svm
-from mirrorhead.optim import MirrorAdam as MirrorAdam
-from mirrorhead.optim import MirrorDescent as MirrorDescent
-from mirrorhead.optim import attention_param_groups as attention_param_groups
-from mirrorhead.paths import Path as Path
-from mirrorhead.paths import descend as descend
-from mirrorhead.paths import largest_step as largest_step
-from mirrorhead.potential import PNorm as PNorm
-from mirrorhead.tokens import cone_constants as cone_constants
-from mirrorhead.tokens import globally_optimal_tokens as globally_optimal_tokens
-from mirrorhead.tokens import locally_optimal as locally_optimal
-from mirrorhead.tokens import locally_optimal_sets as locally_optimal_sets
-from mirrorhead.tokens import support_tokens as support_tokens
-from mirrorhead.tokens import token_scores as token_scores
+from __future__ import annotations
 
-__version__ = "0.1.0"
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from mirrorhead.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from mirrorhead.attention import AttentionProblem as AttentionProblem
+    from mirrorhead.margin import MarginSolution as MarginSolution
+    from mirrorhead.margin import attention_svm as attention_svm
+    from mirrorhead.margin import svm as svm
+    from mirrorhead.optim import MirrorAdam as MirrorAdam
+    from mirrorhead.optim import MirrorDescent as MirrorDescent
+    from mirrorhead.optim import attention_param_groups as attention_param_groups
+    from mirrorhead.paths import Path as Path
+    from mirrorhead.paths import descend as descend
+    from mirrorhead.paths import largest_step as largest_step
+    from mirrorhead.potential import PNorm as PNorm
+    from mirrorhead.tokens import cone_constants as cone_constants
+    from mirrorhead.tokens import globally_optimal_tokens as globally_optimal_tokens
+    from mirrorhead.tokens import locally_optimal as locally_optimal
+    from mirrorhead.tokens import locally_optimal_sets as locally_optimal_sets
+    from mirrorhead.tokens import support_tokens as support_tokens
+    from mirrorhead.tokens import token_scores as token_scores
+
+# The same names once more, for the interpreter: torch takes a second to import, and the command
+# line answers before that. A test compares the two lists.
+_HOMES = {
+    "attention": ("AttentionProblem",),
+    "margin": ("MarginSolution", "attention_svm", "svm"),
+    "optim": ("MirrorAdam", "MirrorDescent", "attention_param_groups"),
+    "paths": ("Path", "descend", "largest_step"),
+    "potential": ("PNorm",),
+    "tokens": (
+        "cone_constants",
+        "globally_optimal_tokens",
+        "locally_optimal",
+        "locally_optimal_sets",
+        "support_tokens",
+        "token_scores",
+    ),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return import_module(f"{__name__}.{name}")
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES, *_HOME})
