@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mirrorhead.optim import attention_param_groups as attention_param_groups
     from mirrorhead.paths import Path as Path
     from mirrorhead.paths import descend as descend
+    from mirrorhead.paths import diagnose as diagnose
     from mirrorhead.paths import largest_step as largest_step
     from mirrorhead.potential import PNorm as PNorm
     from mirrorhead.tokens import cone_constants as cone_constants
@@ -32,7 +33,7 @@ _HOMES = {
     "attention": ("AttentionProblem",),
     "margin": ("MarginSolution", "attention_svm", "svm"),
     "optim": ("MirrorAdam", "MirrorDescent", "attention_param_groups"),
-    "paths": ("Path", "descend", "largest_step"),
+    "paths": ("Path", "descend", "diagnose", "largest_step"),
     "potential": ("PNorm",),
     "tokens": (
         "cone_constants",

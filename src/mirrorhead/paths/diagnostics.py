@@ -1,0 +1,144 @@
+"""What a path did: where it points, how fast it got there, what it attends to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from mirrorhead.margin import MarginSolution
+from mirrorhead.paths.descent import Path
+from mirrorhead.potential import PNorm, check_p
+from mirrorhead.tokens import LocalOptimality, cone_constants, locally_optimal
+
+
+@dataclass(frozen=True, eq=False)
+class Diagnostics:
+    """A path against the lp-AttSVM of the tokens it selected.
+
+    divergence: D(W_mm, W(k)) of the directions, (records, ...); NaN where W(k) is zero.
+    norm: ||W(k)||_p, (records, ...).
+    mass: attention on the tokens selected at the end, (records, ..., n).
+    optimality: whether those tokens are locally optimal, and why not; with the solution.
+    rate: the slope of log D against log ||W|| over the last decade of the norm, (...).
+    in_cone: whether W(k) lies in the cone S_mu0 of Theorem 2, (records, ...); all False
+        where the tokens have no solution.
+    """
+
+    divergence: Tensor
+    norm: Tensor
+    mass: Tensor
+    optimality: LocalOptimality
+    rate: Tensor
+    in_cone: Tensor
+    path: Path = field(repr=False)
+
+    @property
+    def solution(self) -> MarginSolution:
+        return self.optimality.solution
+
+    def __repr__(self) -> str:
+        bound, seen = theorem_rate(self.path.p), observed_rate(self.path.p)
+        optimal = self.optimality.optimal
+        return (
+            f"Diagnostics(p={self.path.p:g}, divergence {_median(self.divergence[-1]):.1e},"
+            f" norm {_median(self.norm[-1]):.3g}, mass {float(self.mass[-1].min()):.6f},"
+            f" locally optimal {int(optimal.sum())} of {optimal.numel()},"
+            f" rate {_median(self.rate):.2f} (Theorem 4: {bound:g}, often seen: {seen:g}))"
+        )
+
+
+def diagnose(path: Path, tol: float = 1e-9) -> Diagnostics:
+    """Compare a path of one head with the max-margin solution of its own tokens.
+
+    >>> from mirrorhead.data.synthetic import random_problem
+    >>> from mirrorhead.paths.descent import descend
+    >>> diagnose(descend(random_problem(trials=3), p=2, steps=1000))
+    Diagnostics(p=2, divergence 6.0e-03, norm 89.6, mass 1.000000, locally optimal 3 of 3,
+        rate -1.95 (Theorem 4: -1, often seen: -2))
+    """
+    problem = path.problem
+    if problem.heads is not None or problem.classes is not None:
+        raise ValueError("diagnose is for one head and labels +-1; see docs/descent.md for others")
+    optimality = locally_optimal(problem, path.tokens, path.p, tol)
+    solution = optimality.solution
+    divergence = path.divergence_to(solution).where(solution.optimal, torch.nan)
+    norm = PNorm(path.p).norm(path.W, (-2, -1))
+    if bool(solution.optimal.all()):
+        inside = cone_constants(problem, path.tokens, path.p, tol)
+        nonzero = norm > 0
+        W = path.W.where(nonzero[..., None, None], solution.W)
+        in_cone = inside.contains(W) & nonzero
+    else:
+        in_cone = torch.zeros_like(norm, dtype=torch.bool)
+    return Diagnostics(
+        divergence=divergence,
+        norm=norm,
+        mass=selected_mass(path),
+        optimality=optimality,
+        rate=fitted_slope(norm, divergence),
+        in_cone=in_cone,
+        path=path,
+    )
+
+
+def selected_mass(path: Path) -> Tensor:
+    """Attention on the tokens selected at the end, at every record: (records, ..., n)."""
+    tokens = path.tokens.unsqueeze(-1)
+    return torch.stack([path.problem.attention(W).gather(-1, tokens).squeeze(-1) for W in path.W])
+
+
+def theorem_rate(p: float) -> float:
+    """The exponent of Theorem 4's bound D = O(||W||^r), r = -min(1, p-1), up to log factors.
+
+    The theorem counts steps k of the constant rule, along which ||W|| grows like log k.
+    """
+    return -min(1.0, check_p(p) - 1)
+
+
+def observed_rate(p: float) -> float:
+    """What paths are seen to do: the square of the bound, D ~ ||W||^(-2 min(1, p-1))."""
+    return 2 * theorem_rate(p)
+
+
+def fitted_slope(x: Tensor, y: Tensor, decades: float = 1.0) -> Tensor:
+    """The least-squares slope of log y against log x over the last `decades` of x, (...).
+
+    x and y are (records, ...); records with x or y not positive and finite are left out. NaN
+    where fewer than three records remain.
+
+    >>> x = torch.logspace(0, 4, 50, dtype=torch.float64)
+    >>> fitted_slope(x, x**-2.0).round(decimals=9)
+    tensor(-2., dtype=torch.float64)
+    """
+    good = (x > 0) & (y > 0) & x.isfinite() & y.isfinite()
+    log_x = x.where(good, 1).log()
+    log_y = y.where(good, 1).log()
+    newest = log_x.where(good, -torch.inf).amax(0)
+    used = good & (log_x >= newest - decades * torch.log(torch.tensor(10.0, dtype=x.dtype)))
+    count = used.sum(0)
+    weight = used.to(x.dtype) / count.clamp_min(1)
+    dx = log_x - (weight * log_x).sum(0)
+    dy = log_y - (weight * log_y).sum(0)
+    slope = (weight * dx * dy).sum(0) / (weight * dx * dx).sum(0)
+    return slope.where(count >= 3, torch.nan)
+
+
+def log_growth(path: Path) -> Tensor:
+    """The slope of ||W(k)||_p against log k over the last decade of steps, (...).
+
+    Under the constant rule the norm grows like log k (Theorem 2's proof), so this settles;
+    under the normalized rule the norm grows like a power of k and it does not.
+    """
+    norm = PNorm(path.p).norm(path.W, (-2, -1))
+    log_k = path.steps.to(norm.dtype).clamp_min(1).log().reshape(-1, *(1,) * (norm.dim() - 1))
+    used = (path.steps >= path.steps[-1] / 10) & (path.steps > 0)
+    log_k, norm = log_k[used], norm[used]
+    dk = log_k - log_k.mean(0)
+    return (dk * norm).sum(0) / (dk * dk).sum(0)
+
+
+def _median(x: Tensor) -> float:
+    """The median of what is not NaN."""
+    return float(x.flatten().nanmedian())
