@@ -47,7 +47,7 @@ def load_checkpoint(file: str | os.PathLike[str], key: str) -> dict[str, np.ndar
     if not os.path.exists(file):
         return None
     try:
-        with np.load(file, allow_pickle=False) as stored:
+        with open(file, "rb") as stream, np.load(stream, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
         found = str(arrays.pop("key"))
     except (ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile) as error:
