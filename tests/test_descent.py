@@ -15,8 +15,9 @@ from torch import Tensor
 import mirrorhead as mh
 from mirrorhead.data.examples import example_2
 from mirrorhead.data.synthetic import random_problem, random_weights
-from mirrorhead.paths import descent
+from mirrorhead.paths import compiled, descent
 from mirrorhead.paths.diagnostics import fitted_slope, log_growth, observed_rate, theorem_rate
+from mirrorhead.paths.rules import Normalized
 
 
 def slow_path(
@@ -180,6 +181,66 @@ def test_a_killed_run_resumes_to_the_same_bits(
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(ValueError, match=r"cannot be read.*delete it"):
         go(checkpoint=file)
+
+
+@given(
+    p=st.sampled_from([1.1, 1.4, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 5.0]),
+    loss=st.sampled_from(["logistic", "exponential", "linear"]),
+    shape=st.tuples(st.integers(1, 5), st.integers(1, 6), st.integers(1, 7)),
+    scale=st.sampled_from([0.0, 0.1, 30.0]),
+    seed=st.integers(0, 1000),
+)
+def test_the_compiled_loop_takes_the_same_steps(p, loss, shape, scale, seed) -> None:
+    """Against torch, one step at a time: longer paths of small p amplify rounding."""
+    n, T, d = shape
+    problem = random_problem(3, n, T, d, seed, loss)
+    assert compiled.can_compile(problem)  # the tests run where there is a compiler
+    u = mh.PNorm(p).mirror(random_weights(problem, scale, seed))
+    rule = Normalized(p, 0.1)
+    fast = compiled.NormalizedLoop(problem, p, 0.1)
+    for _ in range(10):
+        gradient = problem.gradient(rule.weights({"u": u}))
+        slow = rule.advance({"u": u}, gradient)["u"]
+        torch.testing.assert_close(fast.advance(u, 1), slow, rtol=1e-11, atol=1e-12)
+        u = slow
+
+
+def test_the_compiled_loop_can_be_cut_anywhere() -> None:
+    problem = random_problem(4)
+    loop = compiled.NormalizedLoop(problem, 1.4, 0.1)
+    u = torch.randn(4, 10, 10, dtype=torch.float64)
+    before = u.clone()
+    whole = loop.advance(u, 300)
+    assert torch.equal(u, before)
+    parts = u
+    for count in (1, 99, 150, 50):
+        parts = loop.advance(parts, count)
+    assert torch.equal(parts, whole)
+    one = compiled.NormalizedLoop(problem.trial(2), 1.4, 0.1)
+    assert torch.equal(one.advance(u[2], 300), whole[2])
+
+
+def test_without_a_compiler_torch_takes_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: File
+) -> None:
+    problem = random_problem(3)
+    fast = mh.descend(problem, 2, 500)
+    monkeypatch.setenv("CC", "")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    compiled._library.cache_clear()
+    try:
+        assert not compiled.can_compile(problem)
+        torch.testing.assert_close(mh.descend(problem, 2, 500).W, fast.W, rtol=1e-9, atol=1e-12)
+        # A compiler that fails leaves nothing behind.
+        bad = tmp_path / "cc"
+        bad.write_text("#!/bin/sh\nexit 1\n")
+        bad.chmod(0o755)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        compiled._library.cache_clear()
+        assert not compiled.can_compile(problem)
+        assert list((tmp_path / "cache" / "mirrorhead").iterdir()) == []
+    finally:
+        compiled._library.cache_clear()
 
 
 def test_remark_1_is_the_hessian_bound() -> None:

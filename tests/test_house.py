@@ -36,6 +36,7 @@ ORDER = [
     "paths.rules",
     "paths.acceleration",
     "paths.checkpoint",
+    "paths.compiled",
     "paths.progress",
     "paths.stepsize",
     "paths.descent",

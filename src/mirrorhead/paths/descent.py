@@ -15,6 +15,7 @@ from torch import Tensor
 from mirrorhead.attention import AttentionProblem, Gradient
 from mirrorhead.margin import MarginSolution
 from mirrorhead.paths.checkpoint import fingerprint, load_checkpoint, save_checkpoint
+from mirrorhead.paths.compiled import NormalizedLoop, can_compile
 from mirrorhead.paths.progress import progress_bar
 from mirrorhead.paths.rules import Constant, Normalized, Rule, State
 from mirrorhead.paths.stepsize import warn_if_too_large
@@ -24,6 +25,7 @@ RULES: dict[str, Callable[[float, float], Rule]] = {
     "constant": Constant,
     "normalized": Normalized,
 }
+AT_ONCE = 250  # steps between two looks at the clock
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,26 +141,25 @@ def descend(
             stored = load_checkpoint(checkpoint, key)
             if stored is not None:
                 step, states, records = _unpack(stored, states, steps)
+        advance = _stepper(problem, p, lr, rules, states)
+        stops = sorted(k for k in wanted | {steps} if k >= step)
         saved = time.monotonic()
         with progress_bar(f"descent, p = {p:g}", steps, progress) as tick:
-            while True:
-                weights = {name: rules[name].weights(state) for name, state in states.items()}
-                if step in wanted and step not in records:
-                    _check_finite(weights, step, lr)
-                    records[step] = weights
+            for stop in stops:
+                while step < stop:
+                    count = min(stop - step, AT_ONCE)
+                    states = advance(states, count)
+                    step += count
+                    tick(step)
+                    if checkpoint is not None and time.monotonic() - saved > checkpoint_seconds:
+                        save_checkpoint(checkpoint, key, _pack(step, states, records))
+                        saved = time.monotonic()
+                if stop in wanted and stop not in records:
+                    weights = {name: rules[name].weights(states[name]) for name in rules}
+                    _check_finite(weights, stop, lr)
+                    records[stop] = weights
                     if rule == "constant":
-                        warn_if_too_large(problem, p, lr, weights, step)
-                if step == steps:
-                    break
-                gradients = _gradients(problem, weights)
-                states = {
-                    name: rules[name].advance(states[name], gradients[name]) for name in rules
-                }
-                step += 1
-                tick(step)
-                if checkpoint is not None and time.monotonic() - saved > checkpoint_seconds:
-                    save_checkpoint(checkpoint, key, _pack(step, states, records))
-                    saved = time.monotonic()
+                        warn_if_too_large(problem, p, lr, weights, stop)
         if checkpoint is not None:
             save_checkpoint(checkpoint, key, _pack(step, states, records))
     return _path(problem, p, rule, lr, [(k, records[k]) for k in sorted(wanted)])
@@ -186,6 +187,28 @@ def direction_divergence(p: float, target: Tensor, path: Tensor, dims: int) -> T
     safe = [torch.where(defined.reshape(shape), x, torch.ones_like(x)) for x in (target, path)]
     divergence = PNorm(p).direction_divergence(safe[0], safe[1], along)
     return divergence.where(defined, torch.nan)
+
+
+def _stepper(
+    problem: AttentionProblem,
+    p: float,
+    lr: float,
+    rules: dict[str, Rule],
+    states: dict[str, State],
+) -> Callable[[dict[str, State], int], dict[str, State]]:
+    """What takes a number of steps: the compiled loop where it applies, else torch."""
+    if states.keys() == {"W"} and type(rules["W"]) is Normalized and can_compile(problem):
+        loop = NormalizedLoop(problem, p, lr)
+        return lambda states, count: {"W": {"u": loop.advance(states["W"]["u"], count)}}
+
+    def advance(states: dict[str, State], count: int) -> dict[str, State]:
+        for _ in range(count):
+            weights = {name: rules[name].weights(state) for name, state in states.items()}
+            gradients = _gradients(problem, weights)
+            states = {name: rules[name].advance(states[name], gradients[name]) for name in rules}
+        return states
+
+    return advance
 
 
 def _parameters(

@@ -1,0 +1,167 @@
+"""Time of descent paths: batched over trials against a loop of autograd steps, and growth.
+
+    python benchmarks/paths.py [--only step|figure-4|accelerated|growth]
+
+One thread but for figure-4, which uses all cores as `mirrorhead reproduce` does. The peer of
+the first table is the same algorithm written for one trial at a time in torch autograd: as the
+paper's authors do, with what they record at every step, and bare. All take turns, so that a slow
+spell of the machine falls on all. Absolute times depend on the machine: the ratios are what counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import mirrorhead as mh
+from mirrorhead.data.synthetic import random_problem
+
+SIZES = ("step", "accelerated", "growth", "figure-4")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--only", choices=SIZES, help="one table alone")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    missed: list[str] = []
+    if args.only in (None, "step"):
+        missed += steps_table()
+    if args.only in (None, "growth"):
+        growth_table()
+    print("all bars met" if not missed else f"bars missed: {', '.join(missed)}")
+
+
+def steps_table(trials: int = 100, rounds: int = 5) -> list[str]:
+    """Microseconds for one iteration of one trial, and the ratios to the two loops."""
+    print(f"\none iteration of one trial, (n, T, d) = (6, 8, 10), {trials} trials, normalized rule")
+    print(f"{'p':>5} {'recording loop':>15} {'bare':>10} {'descend':>10} {'ratios':>12} {'bar':>4}")
+    problem = random_problem(trials)
+    one, missed = problem.trial(0), []
+    for p in (1.1, 1.5, 1.75, 2.0, 3.0):
+        recording, bare, ours = [], [], []
+        for _ in range(rounds):
+            recording.append(seconds(recording_loop, one, p, 100) / 100)
+            bare.append(seconds(bare_loop, one, p, 100) / 100)
+            ours.append(seconds(descend_all, problem, p, 200) / (200 * trials))
+        best = median(ours)
+        ratios = median(recording) / best, median(bare) / best
+        if ratios[0] < 300:
+            missed.append(f"step p={p:g}")
+        print(
+            f"{p:5g} {median(recording) * 1e6:12.0f} us {median(bare) * 1e6:7.0f} us"
+            f" {best * 1e6:7.2f} us {ratios[0]:6.0f} {ratios[1]:4.0f} {300:5}"
+        )
+    return missed
+
+
+def descend_all(problem: mh.AttentionProblem, p: float, steps: int) -> mh.Path:
+    return mh.descend(problem, p, steps, record=[steps], progress=False)
+
+
+def bare_loop(problem: mh.AttentionProblem, p: float, steps: int, lr: float = 0.1) -> Tensor:
+    """Normalised lp-AttGD for one trial, nothing but the formulas."""
+    X, z, y, v = problem.X, problem.z, problem.y, problem.v
+    q = p / (p - 1)
+    W = torch.zeros(X.shape[-1], X.shape[-1], dtype=torch.float64, requires_grad=True)
+    for _ in range(steps):
+        attention = torch.softmax((X @ W @ z.unsqueeze(-1)).squeeze(-1), -1)  # (n, T)
+        output = (attention.unsqueeze(-2) @ X).squeeze(-2) @ v
+        loss = torch.log1p(torch.exp(-y * output)).mean()
+        (gradient,) = torch.autograd.grad(loss, W)
+        with torch.no_grad():
+            gradient = gradient / gradient.abs().pow(q).sum().pow(1 / q)
+            u = W.sign() * W.abs().pow(p - 1) - lr * gradient
+            W = (u.sign() * u.abs().pow(1 / (p - 1))).requires_grad_()
+    return W.detach()
+
+
+class Attention(nn.Module):
+    def __init__(self, v: Tensor) -> None:
+        super().__init__()
+        self.W = nn.Linear(len(v), len(v), bias=False).double()
+        self.v = nn.Parameter(v.clone())
+        self.weights = v
+
+    def forward(self, X: Tensor, z: Tensor) -> Tensor:
+        self.weights = (z.unsqueeze(1) @ self.W(X).mT).softmax(-1)
+        return (self.weights @ X @ self.v).squeeze(-1)
+
+
+class TwoPowers(torch.optim.Optimizer):
+    def __init__(self, params: list[Tensor], lr: float, p: float) -> None:
+        super().__init__(params, {"lr": lr, "p": p})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        for group in self.param_groups:
+            p, lr = group["p"], group["lr"]
+            for w in group["params"]:
+                g = w.grad / (w.grad.norm(p / (p - 1)) + torch.finfo(w.dtype).eps)
+                u = w.sign() * w.abs() ** (p - 1) - lr * g
+                w.copy_(u.sign() * u.abs() ** (1 / (p - 1)))
+
+
+def recording_loop(problem: mh.AttentionProblem, p: float, steps: int) -> np.ndarray:
+    """The same as published implementations do it: a module, an optimizer, and at every step
+    a record of the weights, the loss, the attention and each sample's probability."""
+    X, z, y = problem.X, problem.z, problem.y
+    model = Attention(problem.v)
+    optimizer = TwoPowers([model.W.weight], 0.1, p)
+    weights, losses, attention, probability = [], [], [], []
+    for _ in range(steps):
+        model.zero_grad()
+        loss = torch.log(1 + torch.exp(-y * model(X, z))).mean()
+        loss.backward()
+        optimizer.step()
+        top, chosen = model.weights.detach().squeeze(1).max(-1)
+        weights.append(model.W.weight.detach().numpy().copy())
+        losses.append(loss.item())
+        attention.append(top.numpy().mean())
+        v = model.v.detach().numpy()
+        each = [
+            1 / (1 + np.exp(-float(y[i]) * (X[i, chosen[i]].numpy() @ v))) for i in range(len(y))
+        ]
+        probability.append(np.mean(each))
+    return np.array(weights)
+
+
+def growth_table() -> None:
+    """How the time of one step grows with each size, the others fixed."""
+    print("\ntime of one step of all trials, p = 1.5, and its growth with one size at a time")
+    base = {"trials": 10, "n": 16, "T": 64, "d": 32}
+    grows = {
+        "trials": (10, 100, 1000),
+        "n": (16, 64, 256),
+        "T": (64, 256, 1024),
+        "d": (32, 64, 128, 256),
+    }
+    for name, sizes in grows.items():
+        line = []
+        for size in sizes:
+            problem = random_problem(**{**base, name: size})
+            each = seconds(descend_all, problem, 1.5, 5) / 5
+            line.append(f"{name}={size}: {each * 1e3:.1f} ms")
+        print("  " + "   ".join(line))
+    problem = random_problem(4, n=16, T=1024, d=256)
+    each = seconds(descend_all, problem, 1.5, 5) / 5
+    print(f"  trials=4, n=16, T=1024, d=256: {each * 1e3:.0f} ms")
+
+
+def seconds(work: Callable[..., object], *arguments: object) -> float:
+    begin = time.process_time()
+    work(*arguments)
+    return time.process_time() - begin
+
+
+if __name__ == "__main__":
+    main()
