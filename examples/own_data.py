@@ -80,10 +80,10 @@ def draw(path: mh.Path, divergence: torch.Tensor, file: Path) -> None:
 
     figure = Figure(figsize=(8, 3.2), layout="constrained")
     left, right = figure.subplots(1, 2)
-    left.loglog(path.steps, divergence)
+    left.loglog(path.steps.numpy(), divergence.numpy())
     left.set(xlabel="step", ylabel="divergence from max margin", title=f"p = {path.p:g}")
     problem = path.problem if path.v is None else path.problem.with_head(path.v[-1])
-    picture = right.imshow(problem.attention(path.W[-1]), vmin=0, vmax=1, cmap="Blues")
+    picture = right.imshow(problem.attention(path.W[-1]).numpy(), vmin=0, vmax=1, cmap="Blues")
     right.set(xlabel="token", ylabel="sample", title="attention at the end")
     figure.colorbar(picture, ax=right)
     figure.savefig(file)
