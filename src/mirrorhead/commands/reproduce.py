@@ -14,6 +14,7 @@ from tyro.conf import FlagCreatePairsOff, UseAppendAction, arg
 
 from mirrorhead.commands.errors import UserError
 from mirrorhead.experiments import ORDER
+from mirrorhead.files import write_atomically
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -60,20 +61,20 @@ class Reproduce:
             raise UserError("figures need matplotlib: pip install 'mirrorhead[plot]'")
         from rich.console import Console
 
-        from mirrorhead import report
         from mirrorhead.experiments.backends import BackendError
         from mirrorhead.experiments.runner import execute
         from mirrorhead.experiments.storage import FolderError
+        from mirrorhead.report import ReportError, check_free, write_report
 
         out = self.out or Path("out-full" if self.full else "out")
         page, console = out / "report.html", Console()
         runs = self._runs()
         try:
-            report.check_free(page)
+            check_free(page)
             execute(runs, out, self._backend(out), console)
             entries = [_entry(run, out) for run in runs]
-            report.write(page, _with_stored(entries, out))
-        except (BackendError, FolderError, report.ReportError, OSError) as error:
+            write_report(page, _with_stored(entries, out))
+        except (BackendError, FolderError, ReportError, OSError) as error:
             raise UserError(str(error)) from error
         _print_verdicts(entries, console)
         print(f"report: {page}")
@@ -113,27 +114,31 @@ def _entry(run: Run, out: Path) -> Entry:
     """The run in the report. An experiment whose figure fails must not take the others along."""
     import traceback
 
-    from mirrorhead import report
+    from mirrorhead.report import judged, unfinished
 
     command = _command(run.experiment, run.settings, out)
+    details = out / run.experiment.name / "failures.txt"
+    details.unlink(missing_ok=True)
     if run.result is None:
-        details = "\n\n".join(f"{task}\n{failure.details}" for task, failure in run.failures)
+        texts = [
+            f"{task}\n{failure.details or failure.message}\n" for task, failure in run.failures
+        ]
+        write_atomically(details, "\n".join(texts).encode())
         lines = "\n".join(f"{task}: {failure.message}" for task, failure in run.failures)
-        _keep(out / run.experiment.name / "failures.txt", details)
-        return report.unfinished(run.experiment, run.settings, command, lines)
+        return unfinished(run.experiment, run.settings, command, lines)
     try:
-        return report.judged(run.experiment, run.result, command)
+        return judged(run.experiment, run.result, command)
     except Exception as error:
-        _keep(out / run.experiment.name / "failures.txt", traceback.format_exc())
+        write_atomically(details, traceback.format_exc().encode())
         message = f"computed, but not drawn or judged: {type(error).__name__}: {error}"
         print(f"failed: {run.experiment.name}: {message}", file=sys.stderr)
-        return report.unfinished(run.experiment, run.settings, command, message)
+        return unfinished(run.experiment, run.settings, command, message)
 
 
 def _with_stored(entries: Sequence[Entry], out: Path) -> list[Entry]:
     """These, and what earlier commands left complete in the folder, in the report's order."""
-    from mirrorhead import report
     from mirrorhead.experiments import load, storage
+    from mirrorhead.report import judged
 
     found = {entry.name: entry for entry in entries}
     for name in ORDER:
@@ -143,7 +148,7 @@ def _with_stored(entries: Sequence[Entry], out: Path) -> list[Entry]:
         result = storage.stored(out, experiment)
         if result is not None:
             command = _command(experiment, result.settings, out)
-            found[name] = report.judged(experiment, result, command)
+            found[name] = judged(experiment, result, command)
     order = [name for name in ORDER if name in found]
     return [found.pop(name) for name in order] + list(found.values())
 
@@ -174,9 +179,3 @@ def _print_verdicts(entries: Sequence[Entry], console: Console) -> None:
         verdict = Text(entry.word, style=colours.get(entry.word, "red"))
         table.add_row(entry.name, verdict, Text(measured))
     console.print(table)
-
-
-def _keep(path: Path, text: str) -> None:
-    from mirrorhead.files import write_atomically
-
-    write_atomically(path, text.encode())

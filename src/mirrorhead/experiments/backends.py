@@ -92,7 +92,7 @@ def dask(address: str) -> Backend:
             raise BackendError(f"no dask scheduler answers at {address}: {_line(error)}") from error
         with client:
             futures = {client.submit(work, task, pure=False): task for task in tasks}
-            for future in as_completed(list(futures)):
+            for future in as_completed(list(futures), loop=client.loop):
                 task = futures.pop(future)
                 try:
                     yield task, future.result()

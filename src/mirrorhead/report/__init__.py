@@ -86,7 +86,7 @@ def check_free(path: Path) -> None:
         raise ReportError(f"{path} is no report of {GENERATOR}; choose another --out, or move it")
 
 
-def write(path: Path, entries: Sequence[Entry]) -> None:
+def write_report(path: Path, entries: Sequence[Entry]) -> None:
     """Write the page, in place of an older one."""
     check_free(path)
     write_atomically(path, render(entries).encode())

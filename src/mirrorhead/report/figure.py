@@ -69,9 +69,11 @@ def inline_svg(figure: Figure, name: str, alt: str) -> Markup:
     if view is None:
         raise ValueError("the SVG has no viewBox")
     label = f"{name}-description"
+    width = float(figure.get_figwidth()) * 96 * 1.15  # pixels; a small figure stays small
     opening = (
         f'<svg {view.group()} xmlns="http://www.w3.org/2000/svg" '
         f'xmlns:xlink="http://www.w3.org/1999/xlink" role="img" aria-labelledby="{label}" '
-        f'stroke-linejoin="round" stroke-linecap="butt"><title id="{label}">{escape(alt)}</title>'
+        f'stroke-linejoin="round" stroke-linecap="butt" style="max-width: {width:.0f}px">'
+        f'<title id="{label}">{escape(alt)}</title>'
     )
     return Markup(opening + text[text.index(">") + 1 :])
