@@ -157,16 +157,9 @@ def test_verdicts() -> None:
         Verdict("c", "m", "holds with a remark")
 
 
-def test_example_1() -> None:
-    """The printed matrix solves p = 2 of one reading; its own p = 3 has another solution."""
+def test_a_real_one_from_settings_to_figure() -> None:
+    """Example 1: the printed matrix is not the solution for the printed p."""
     example = load("example-1")
     found = example.compute(example.quick)
-    verdict = example.verdict(found)
-    assert verdict.holds == "does not hold"
-    assert verdict.remark == "The printed matrix is the solution for p = 2 without it."
-    W = found["W"][0]  # (readings, exponents, 2, 2)
-    np.testing.assert_allclose(W[0], np.broadcast_to([[0.04, 0], [0, 0]], W[0].shape), atol=1e-4)
-    margins = np.einsum("a,rpab,b->rp", [5.0, -1.0], W, [5.0, 0.0])  # (x_1 - x_last)' W z
-    assert (margins >= 1 - 1e-9).all()
-    np.testing.assert_allclose(margins[1], 1, atol=1e-9)  # the one constraint of that reading
-    assert len(example.draw(found).axes) == 2
+    assert example.verdict(found).holds == "does not hold"
+    assert all(axis.get_xlabel() for axis in example.draw(found).axes)

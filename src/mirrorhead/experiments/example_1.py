@@ -65,7 +65,7 @@ def verdict(result: Result[Settings]) -> Verdict:
         for k in row.nonzero().flatten().tolist()
     ]
     solutions = "; ".join(
-        f"{reading} ({_five(W[k, at, 0, 0])}, 0; {_five(W[k, at, 1, 0])}, 0)"
+        f"{reading} ({W[k, at, 0, 0]:.5f}, 0; {W[k, at, 1, 0]:.5f}, 0)"
         for k, reading in enumerate(READINGS)
     )
     return judge(
@@ -87,16 +87,12 @@ def draw(result: Result[Settings]) -> Figure:
             axis.plot(exponents, W[row, :, column, 0], marker="o", label=reading)
         axis.plot(3, PRINTED[column][0], "kx", markersize=9, label="printed, for p = 3")
         axis.set(xlabel="exponent p", ylabel=title, title=title)
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower left", ncols=3)
+    figure.axes[0].legend()
     return figure
 
 
 def _axes(figure: Figure) -> Any:
     return figure.subplots(1, 2)
-
-
-def _five(x: Tensor) -> str:
-    return f"{round(float(x), 5) + 0.0:.5f}"  # no -0.00000
 
 
 def _solve(tokens: tuple[tuple[float, float], ...], p: float, tol: float) -> Tensor:
