@@ -5,7 +5,7 @@ STAMP := .venv/.ready
 .PHONY: help demo test quick bench lint format
 
 help:
-	@echo "make demo    set up, then train with p=1.1 and p=2 and draw the weights"
+	@echo "make demo    set up, then run the paper's experiments and write out/report.html"
 	@echo "make test    set up, then lint, types and all tests"
 	@echo "make quick   lint, and the tests that take moments (under 90 s)"
 	@echo "make bench   set up, then print the benchmark tables"
@@ -16,7 +16,7 @@ $(STAMP): pyproject.toml constraints.txt scripts/setup
 	@touch $@
 
 demo: $(STAMP)
-	$(BIN)/python examples/histograms.py --out out
+	$(BIN)/mirrorhead reproduce --out out
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

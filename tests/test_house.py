@@ -63,6 +63,8 @@ ORDER = [
     "experiments.runner",
     "report.figure",
     "report",
+    "commands.errors",
+    "commands",
     "cli",
     "__main__",
 ]

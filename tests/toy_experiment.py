@@ -1,7 +1,12 @@
-"""An experiment for tests of the machinery: quick, seeded, and able to fail as the tests wish.
+"""An experiment for tests of the machinery: quick, seeded, and able to fail as a test wishes.
 
-The settings say what goes wrong; nothing else does, so that the computed numbers are those of
-an undisturbed run.
+What goes wrong is said in the environment and not in the settings, so that a disturbed run is
+of the same settings as an undisturbed one:
+
+    TOY_NAP   seconds that a piece takes
+    TOY_FAIL  a seed whose piece raises
+    TOY_DIE   a seed whose piece ends its process
+    TOY_LOG   a folder in which each piece that starts leaves a file <first>-<process>-<time>
 """
 
 from __future__ import annotations
@@ -29,14 +34,8 @@ MAY_BE_NAN = ("gaps",)
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(TrialSettings):
-    """nap: seconds a piece takes; fail, die: seeds at which it raises, or the process ends;
-    log: a folder in which each piece that starts leaves a file."""
-
     scale: float = 1.0
-    nap: float = 0.0
-    fail: tuple[int, ...] = ()
-    die: tuple[int, ...] = ()
-    log: str = ""
+    steps: tuple[int, ...] = (1, 10)
 
 
 QUICK = Settings(trials=10)
@@ -45,19 +44,19 @@ FULL = Settings(trials=40, scale=2.0)
 
 @experiment(NAME)
 def run(settings: Settings) -> dict[str, Tensor]:
-    if settings.log:
+    if "TOY_LOG" in os.environ:
         marker = f"{settings.first}-{os.getpid()}-{time.monotonic_ns()}"
-        Path(settings.log, marker).write_text("")
-    time.sleep(settings.nap)
-    for seed in settings.seeds:
-        if seed in settings.fail:
-            raise ArithmeticError(f"seed {seed} is a bad one")
-        if seed in settings.die:
-            os._exit(7)
+        Path(os.environ["TOY_LOG"], marker).touch()
+    time.sleep(float(os.environ.get("TOY_NAP", "0")))
+    if int(os.environ.get("TOY_FAIL", "-1")) in settings.seeds:
+        raise ArithmeticError(f"seed {os.environ['TOY_FAIL']} is a bad one")
+    if int(os.environ.get("TOY_DIE", "-1")) in settings.seeds:
+        os._exit(7)
     draws = [torch.randn(64, generator=torch.Generator().manual_seed(s)) for s in settings.seeds]
     x = settings.scale * torch.stack(draws).double()  # (trials, 64)
     even = torch.tensor(list(settings.seeds)) % 2 == 0
-    return {"mean": x.mean(-1), "x": x, "gaps": x[:, :2].where(even[:, None], torch.nan)}
+    gaps = x[:, :2].where(even[:, None], torch.nan)
+    return {"mean": x.mean(-1), "x": x, "even": even, "gaps": gaps}
 
 
 def draw(result: Result[Settings]) -> Figure:
@@ -65,8 +64,8 @@ def draw(result: Result[Settings]) -> Figure:
 
     figure = Figure(figsize=(6, 3), layout="constrained")
     axis = figure.subplots()
-    axis.hist(result["mean"], label="means")
-    axis.set(xlabel="mean", ylabel="trials")
+    axis.plot(result["mean"], "o", label="one & <two>")
+    axis.set(xlabel="trial", ylabel="mean")
     axis.legend()
     return figure
 

@@ -57,15 +57,15 @@ def work(task: Task) -> Result[Any] | Failure:
         return Failure(f"{type(error).__name__}: {error}", traceback.format_exc())
 
 
-def local(jobs: int) -> Backend:
-    """Processes on this machine, through joblib; with jobs = 1, this process."""
+def local(jobs: int | None = None) -> Backend:
+    """Processes on this machine, one a core unless said, through joblib; jobs = 1: this one."""
 
     def run(tasks: Sequence[Task]) -> Iterator[Outcome]:
-        from joblib import Parallel, delayed
+        from joblib import Parallel, cpu_count, delayed
         from joblib.externals.loky.process_executor import TerminatedWorkerError
 
         options: dict[str, Any] = {"return_as": "generator_unordered", "batch_size": 1}
-        parallel = Parallel(n_jobs=min(jobs, len(tasks)), **options)
+        parallel = Parallel(n_jobs=min(jobs or cpu_count(), len(tasks)), **options)
         left = dict(enumerate(tasks))
         outcomes: Any = parallel(delayed(_numbered)(k, task) for k, task in enumerate(tasks))
         try:
@@ -92,7 +92,7 @@ def dask(address: str) -> Backend:
             raise BackendError(f"no dask scheduler answers at {address}: {_line(error)}") from error
         with client:
             futures = {client.submit(work, task, pure=False): task for task in tasks}
-            for future in as_completed(list(futures)):
+            for future in as_completed(list(futures), loop=client.loop):
                 task = futures.pop(future)
                 try:
                     yield task, future.result()

@@ -1,0 +1,41 @@
+"""The command line: parse, call, report errors.
+
+A command is a frozen dataclass in `commands/`: its fields are the options, its docstrings the
+help, and `run` returns the exit code. Its module imports nothing heavy before `run`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from mirrorhead.commands.errors import UserError
+from mirrorhead.commands.reproduce import Reproduce
+from mirrorhead.version import __version__
+
+COMMANDS = {"reproduce": Reproduce}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit code: 0, 1 failed, 2 wrong use, 130 interrupted."""
+    import tyro
+
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments == ["--version"]:
+        print(f"mirrorhead {__version__}")
+        return 0
+    command: Any = tyro.extras.subcommand_cli_from_dict(
+        COMMANDS,
+        prog="mirrorhead",
+        description="Mirror descent for attention, and certificates for what it selects.",
+        args=arguments,
+    )
+    try:
+        return command.run()
+    except UserError as error:
+        print(f"mirrorhead: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("mirrorhead: stopped; the same command goes on from here", file=sys.stderr)
+        return 130

@@ -1,0 +1,1 @@
+"""What `mirrorhead <command>` does."""

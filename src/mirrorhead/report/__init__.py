@@ -1,0 +1,144 @@
+"""The report: one page that needs nothing else, with a verdict beside every claim."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from markupsafe import Markup
+
+from mirrorhead.experiments.base import Experiment, Holds, Result, TrialSettings, Verdict
+from mirrorhead.files import write_atomically
+from mirrorhead.report.figure import inline_svg, style
+from mirrorhead.version import __version__
+
+HERE = Path(__file__).parent
+WORDS = (*get_args(Holds), "not finished")
+GENERATOR = "mirrorhead"
+
+
+class ReportError(ValueError):
+    """The report cannot be written there."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One experiment in the report; verdict and figure are None where it did not finish."""
+
+    name: str
+    title: str
+    claim: str
+    settings: TrialSettings
+    command: str
+    seconds: float = 0.0
+    verdict: Verdict | None = None
+    figure: Markup | None = None
+    failure: str = ""
+
+    @property
+    def word(self) -> str:
+        """The verdict in a word or two."""
+        return self.verdict.holds if self.verdict else "not finished"
+
+    @property
+    def rank(self) -> int:
+        """What fails comes first when sorted by verdict."""
+        return ("not finished", *reversed(get_args(Holds))).index(self.word)
+
+
+def judged(experiment: Experiment, result: Result[Any], command: str) -> Entry:
+    """Draw and judge a result."""
+    import matplotlib
+
+    with matplotlib.rc_context(style()):
+        verdict = experiment.verdict(result)
+        figure = experiment.draw(result)
+        alt = f"{experiment.title}. Measured: {verdict.measured}"
+        svg = inline_svg(figure, f"figure-of-{experiment.name}", alt)
+    return Entry(
+        experiment.name,
+        experiment.title,
+        verdict.claim,
+        result.settings,
+        command,
+        result.seconds,
+        verdict,
+        svg,
+    )
+
+
+def unfinished(
+    experiment: Experiment, settings: TrialSettings, command: str, failure: str
+) -> Entry:
+    """An experiment that has no result, and why."""
+    return Entry(
+        experiment.name, experiment.title, experiment.claim, settings, command, failure=failure
+    )
+
+
+def check_free(path: Path) -> None:
+    """A file of that name that is no report of ours is not overwritten."""
+    if path.exists() and f'content="{GENERATOR} ' not in path.read_text("utf-8", "replace")[:2000]:
+        raise ReportError(f"{path} is no report of {GENERATOR}; choose another --out, or move it")
+
+
+def write_report(path: Path, entries: Sequence[Entry]) -> None:
+    """Write the page, in place of an older one."""
+    check_free(path)
+    write_atomically(path, render(entries).encode())
+
+
+def render(entries: Sequence[Entry]) -> str:
+    """The page as HTML."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"duration": duration, "setting": setting}
+    counts = Counter(entry.word for entry in entries)
+    return environment.get_template("report.html.j2").render(
+        entries=entries,
+        counts=[(word, counts[word]) for word in WORDS if counts[word]],
+        seconds=sum(entry.seconds for entry in entries),
+        written=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        generator=GENERATOR,
+        version=__version__,
+        css=Markup((HERE / "report.css").read_text()),
+        js=Markup((HERE / "report.js").read_text()),
+        css_class=lambda word: word.replace(" ", "-"),
+        vars=vars,
+    )
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(0.25), duration(61.2), duration(7300)
+    ('0.2 s', '1 min 1 s', '2 h 2 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def setting(value: object) -> str:
+    """
+    >>> setting((1.5, 2.0, "all")), setting(True), setting(20000)
+    ('1.5, 2, all', 'yes', '20,000')
+    """
+    if isinstance(value, tuple):
+        return ", ".join(setting(item) for item in value) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,24 @@
+// A click on a heading, or Enter on it, sorts the verdicts by that column; again, the other way.
+"use strict";
+for (const table of document.querySelectorAll("table.sortable")) {
+  const body = table.tBodies[0];
+  const headings = [...table.tHead.rows[0].cells];
+  headings.forEach((heading, column) => {
+    const button = heading.querySelector("button");
+    if (!button) return;
+    button.addEventListener("click", () => {
+      const sign = heading.getAttribute("aria-sort") === "ascending" ? -1 : 1;
+      const key = (row) => row.cells[column].dataset.key;
+      const compare = (a, b) => key(a).localeCompare(key(b), "en", { numeric: true });
+      // Where numbers are compared, 10.5 is not "10" and then "5".
+      const numeric = (a, b) => Number(key(a)) - Number(key(b));
+      const rows = [...body.rows];
+      const order = rows.every((row) => !Number.isNaN(Number(key(row)))) ? numeric : compare;
+      body.append(...rows.sort((a, b) => sign * order(a, b)));
+      for (const other of headings) {
+        if (other.hasAttribute("aria-sort")) other.setAttribute("aria-sort", "none");
+      }
+      heading.setAttribute("aria-sort", sign > 0 ? "ascending" : "descending");
+    });
+  });
+}
