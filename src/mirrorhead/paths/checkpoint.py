@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
-import tempfile
 import zipfile
 from pathlib import Path as File
 from typing import Any
 
 import numpy as np
 from torch import Tensor
+
+from mirrorhead.files import write_atomically
 
 VERSION = 1
 
@@ -28,18 +30,9 @@ def fingerprint(tensors: dict[str, Tensor | None], options: dict[str, Any]) -> s
 
 def save_checkpoint(file: str | os.PathLike[str], key: str, arrays: dict[str, np.ndarray]) -> None:
     """Write the arrays so that the file is the old one or the new one, never a part."""
-    target = File(file)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            np.savez(stream, key=np.array(key), **arrays)  # pyright: ignore[reportArgumentType]
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    buffer = io.BytesIO()
+    np.savez(buffer, key=np.array(key), **arrays)  # pyright: ignore[reportArgumentType]
+    write_atomically(File(file), buffer.getvalue())
 
 
 def load_checkpoint(file: str | os.PathLike[str], key: str) -> dict[str, np.ndarray] | None:
