@@ -171,11 +171,8 @@ def _print_verdicts(entries: Sequence[Entry], console: Console) -> None:
     from rich.text import Text
 
     colours = {"holds": "green", "holds with a remark": "yellow", "does not hold": "red"}
-    table = Table(box=None, pad_edge=False)
-    for heading in ("experiment", "verdict", "measured"):
-        table.add_column(heading, no_wrap=heading != "measured")
+    table = Table.grid(padding=(0, 2))
     for entry in entries:
-        measured = entry.verdict.measured if entry.verdict else entry.failure
         verdict = Text(entry.word, style=colours.get(entry.word, "red"))
-        table.add_row(entry.name, verdict, Text(measured))
+        table.add_row(Text(entry.name), verdict, Text(entry.title, style="dim"))
     console.print(table)

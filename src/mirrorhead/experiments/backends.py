@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +75,11 @@ def local(jobs: int | None = None) -> Backend:
         except TerminatedWorkerError as error:
             reason = f"a worker process died, perhaps for lack of memory ({_line(error)})"
             yield from ((task, Failure(reason)) for task in left.values())
+        finally:
+            # Stopped in the middle: joblib ends its workers, and would warn of that.
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                outcomes.close()
 
     return run
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from mirrorhead.version import __version__
 HERE = Path(__file__).parent
 WORDS = (*get_args(Holds), "not finished")
 GENERATOR = "mirrorhead"
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 class ReportError(ValueError):
@@ -103,7 +105,7 @@ def render(entries: Sequence[Entry]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"duration": duration, "setting": setting}
+    environment.filters |= {"duration": duration, "powers": powers, "setting": setting}
     counts = Counter(entry.word for entry in entries)
     return environment.get_template("report.html.j2").render(
         entries=entries,
@@ -120,9 +122,10 @@ def render(entries: Sequence[Entry]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """
-    >>> duration(0.25), duration(61.2), duration(7300)
-    ('0.2 s', '1 min 1 s', '2 h 2 min')
+    """Seconds in words.
+
+    >>> duration(0.25), duration(61.2), duration(7260)
+    ('0.2 s', '1 min 1 s', '2 h 1 min')
     """
     if seconds < 60:
         return f"{seconds:.1f} s"
@@ -130,10 +133,26 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def setting(value: object) -> str:
+def powers(text: str) -> str:
+    """Powers of ten as one reads them.
+
+    >>> powers("D = 3.0e-04 of 1e+12 at p = 1.5, not in hide-1")
+    'D = 3.0·10⁻⁴ of 10¹² at p = 1.5, not in hide-1'
     """
-    >>> setting((1.5, 2.0, "all")), setting(True), setting(20000)
-    ('1.5, 2, all', 'yes', '20,000')
+
+    def written(match: re.Match[str]) -> str:
+        mantissa, exponent = match[1], str(int(match[2]))
+        power = "10" + exponent.translate(SUPERSCRIPTS)
+        return power if mantissa == "1" else f"{mantissa}·{power}"
+
+    return re.sub(r"(?<![\w.])(\d+(?:\.\d+)?)e([+-]?\d+)\b", written, text)
+
+
+def setting(value: object) -> str:
+    """A setting as one reads it.
+
+    >>> setting((1.5, 2.0, "all")), setting(True), setting(20000), setting(1e-12)
+    ('1.5, 2, all', 'yes', '20,000', '10⁻¹²')
     """
     if isinstance(value, tuple):
         return ", ".join(setting(item) for item in value) or "none"
@@ -141,4 +160,4 @@ def setting(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return powers(f"{value:g}") if isinstance(value, float) else str(value)
