@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +25,7 @@ from mirrorhead.experiments.base import (
     plain,
     restore,
 )
+from mirrorhead.experiments.source import code_hash
 
 TOY = load("toy_experiment")
 
@@ -144,6 +146,30 @@ def test_registered_experiments_keep_the_contract(name: str) -> None:
     assert found.name == name
     assert found.title and found.claim.endswith(".")
     assert isinstance(found.run, type(load)) and found.quick.first == 0 == found.full.first
+
+
+def test_results_belong_to_the_code_that_computes_them() -> None:
+    text = Path(toy_experiment.__file__ or "").read_text()
+    code = code_hash(text, "run")
+    assert code == TOY.code
+    for old, new in (
+        ("largest mean {", "the largest {"),  # verdict
+        ("axis.legend()", "axis.legend(ncols=2)"),  # draw
+        ("CLAIM = ", "# a comment\nCLAIM = "),
+        ("from matplotlib.figure import Figure", "import matplotlib"),
+        ("QUICK = Settings(trials=10)", "QUICK = Settings(trials=9)"),  # settings have a key
+    ):
+        assert old in text
+        assert code_hash(text.replace(old, new), "run") == code
+    for old, new in (
+        ("manual_seed(s)", "manual_seed(s + 1)"),
+        ("scale: float = 1.0", "scale: float = 2.0"),  # a class that run names
+        ("@experiment(NAME)", "@experiment(NAME)\n@cached"),
+        ("import torch\n", "import torch as torch\n"),
+        ('NAME = "toy"', 'torch.set_default_dtype(torch.float64)\nNAME = "toy"'),
+    ):
+        assert old in text
+        assert code_hash(text.replace(old, new), "run") != code
 
 
 def test_verdicts() -> None:

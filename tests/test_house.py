@@ -55,6 +55,7 @@ ORDER = [
     "optim.mirror_adam",
     "optim.param_groups",
     "optim",
+    "experiments.source",
     "experiments.base",
     "experiments",
     "experiments.storage",

@@ -34,7 +34,6 @@ array([ True,  True,  True,  True,  True])
 from __future__ import annotations
 
 import functools
-import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -43,6 +42,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
 
 import numpy as np
+
+from mirrorhead.experiments.source import code_hash
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -169,7 +170,7 @@ class Experiment:
     """An experiment's module, read and checked once."""
 
     module: str
-    code: str  # a hash of the source
+    code: str  # a hash of the source that `run` depends on
     name: str
     title: str
     claim: str
@@ -196,7 +197,7 @@ class Experiment:
             raise TypeError(f"{module.__name__}: PIECE must be at least 1, got {piece}")
         return cls(
             module=module.__name__,
-            code=hashlib.sha256(Path(module.__file__ or "").read_bytes()).hexdigest()[:12],
+            code=code_hash(Path(module.__file__ or "").read_text("utf-8"), "run"),
             name=module.NAME,
             title=module.TITLE,
             claim=module.CLAIM,

@@ -4,9 +4,9 @@
     out/figure-4/00025-00049-<key>.json       a piece: settings, seconds, name and checksum of
     out/figure-4/00025-00049-<key>-<sum>.npz  its arrays
 
-The key is a hash of the settings with their seeds, of the experiment's name, its code and the
-package's version. The json is written last and says which npz belongs to it, so a piece is there
-as a whole or not at all, also when two processes compute it at the same time.
+The key is a hash of the settings with their seeds, of the experiment's name, of the code that its
+`run` depends on, and of the package's version. The json is written last and says which npz belongs
+to it, so a piece is there as a whole or not at all, also when two processes compute it at once.
 """
 
 from __future__ import annotations

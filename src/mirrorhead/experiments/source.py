@@ -1,0 +1,64 @@
+"""Which part of a module a function depends on: results are of that code, and of no other.
+
+Editing how a result is drawn or judged must not throw away an hour of computing; editing how it
+is computed must. Read from the text alone, so helpers in other files are not seen.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+
+
+def code_hash(text: str, function: str) -> str:
+    """A hash of the module's statements that the function reaches by name, itself included.
+
+    >>> text = "A = 1\\ndef run(): return A\\ndef draw(): return 2\\n"
+    >>> code_hash(text, "run") == code_hash(text.replace("return 2", "return 3"), "run")
+    True
+    >>> code_hash(text, "run") == code_hash(text.replace("A = 1", "A = 2"), "run")
+    False
+    """
+    tree = ast.parse(text)
+    lines = text.splitlines()
+    # A statement that binds nothing (other than a docstring) acts on import: all depend on it.
+    reached = {k for k, node in enumerate(tree.body) if not _bound(node) and not _is_string(node)}
+    names, todo = set[str](), [function, *(n for k in reached for n in _used(tree.body[k]))]
+    while todo:
+        name = todo.pop()
+        if name in names:
+            continue
+        names.add(name)
+        for k, node in enumerate(tree.body):
+            if name in _bound(node) and k not in reached:
+                reached.add(k)
+                todo += _used(node)
+    parts = ["\n".join(lines[_first(tree.body[k]) - 1 : tree.body[k].end_lineno]) for k in reached]
+    return hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest()[:12]
+
+
+def _bound(node: ast.stmt) -> set[str]:
+    """Names that a statement of the module binds."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return {node.name}
+    names = set[str]()
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+            names.add(inner.id)
+        elif isinstance(inner, (ast.Import, ast.ImportFrom)):
+            names |= {alias.asname or alias.name.split(".")[0] for alias in inner.names}
+        elif isinstance(inner, (ast.FunctionDef, ast.ClassDef)):
+            names.add(inner.name)
+    return names
+
+
+def _used(node: ast.stmt) -> set[str]:
+    return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+
+
+def _first(node: ast.stmt) -> int:
+    return min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
+
+
+def _is_string(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
