@@ -28,7 +28,7 @@ PATHS = os.pathsep.join([*sys.path, str(TESTS)])
 
 
 def wait_for(what: Callable[[], bool]) -> None:
-    limit = time.monotonic() + 90
+    limit = time.monotonic() + 240
     while not what():
         assert time.monotonic() < limit, "waited in vain"
         time.sleep(0.02)
@@ -87,10 +87,10 @@ def test_dask_with_a_worker_killed_in_the_middle(tmp_path: Path) -> None:
             found[first].append(process)
         return found
 
-    with cluster(tmp_path, TOY_NAP="0.4", TOY_LOG=str(log)) as (address, workers):
+    with cluster(tmp_path, TOY_NAP="1.5", TOY_LOG=str(log)) as (address, workers):
         command = [sys.executable, "-m", "mirrorhead", "reproduce", "--only", "toy_experiment"]
         command += ["--backend", "dask", "--address", address]
-        with processes([*command, "--trials", "38", "--out", str(out)]) as (main,):
+        with processes([*command, "--trials", "22", "--out", str(out)]) as (main,):
             wait_for(lambda: {p for who in starts().values() for p in who} == set(workers))
             begun = starts()
             # The one that began last is sure to be at it still.
@@ -98,10 +98,10 @@ def test_dask_with_a_worker_killed_in_the_middle(tmp_path: Path) -> None:
             piece, victim = map(int, last.name.split("-")[:2])
             os.kill(victim, 9)
             (survivor,) = set(workers) - {victim}
-            assert main.wait(timeout=90) == 0
+            assert main.wait(timeout=240) == 0
     assert starts()[piece] == [victim, survivor]
-    assert len(begun) < 10 and sorted(starts()) == list(range(0, 38, 4))
-    found, whole = storage.stored(out, TOY), undisturbed(tmp_path / "home", 38)
+    assert len(begun) < 6 and sorted(starts()) == list(range(0, 22, 4))
+    found, whole = storage.stored(out, TOY), undisturbed(tmp_path / "home", 22)
     assert found is not None and found.settings == whole.settings
     assert all(found[name].tobytes() == whole[name].tobytes() for name in whole.arrays)
     assert (out / "report.html").exists()

@@ -150,16 +150,16 @@ def test_a_killed_run_resumes_to_the_same_bits(
     command = [sys.executable, "-m", "mirrorhead", "reproduce", "--only", "toy_experiment"]
     command += ["--trials", "22", "--jobs", "2", "--out", str(tmp_path / "out")]
     process = subprocess.Popen(
-        command, env={**environment, "TOY_NAP": "0.3"}, stderr=subprocess.PIPE, text=True,
+        command, env={**environment, "TOY_NAP": "1"}, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
     )  # fmt: skip
-    folder, limit = tmp_path / "out" / "toy", time.monotonic() + 120
+    folder, limit = tmp_path / "out" / "toy", time.monotonic() + 240
     while len(list(folder.glob("*.npz"))) < 2 and time.monotonic() < limit:
         assert process.poll() is None
         time.sleep(0.01)
     # As a terminal does: the workers get it as well.
     os.killpg(process.pid, how)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=120)
     done = len(list(folder.glob("*.json"))) - 1  # beside run.json
     assert 1 <= done < 6
     if how == signal.SIGINT:
