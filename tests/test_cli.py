@@ -180,6 +180,12 @@ def test_a_figure_that_fails_takes_nothing_along(
     assert "computed, but not drawn or judged: RuntimeError: no ink" in capsys.readouterr().err
     assert "no ink" in (tmp_path / "report.html").read_text()
     assert reproduce(tmp_path, "--only", "toy_experiment") == 0
+    # Nor does one that an earlier command left in the folder.
+    with monkeypatch.context() as patch:
+        patch.setattr("mirrorhead.experiments.example_1.draw", broken)
+        assert reproduce(tmp_path, "--only", "toy_experiment") == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "no ink" in page and "largest mean" in page
 
 
 def test_somebody_elses_file_is_not_overwritten(

@@ -120,11 +120,9 @@ def _entry(run: Run, out: Path) -> Entry:
     details = out / run.experiment.name / "failures.txt"
     details.unlink(missing_ok=True)
     if run.result is None:
-        texts = [
-            f"{task}\n{failure.details or failure.message}\n" for task, failure in run.failures
-        ]
+        texts = [f"{task}: {why.message}\n{why.details}" for task, why in run.failures]
         write_atomically(details, "\n".join(texts).encode())
-        lines = "\n".join(f"{task}: {failure.message}" for task, failure in run.failures)
+        lines = "\n".join(f"{task}: {why.message}" for task, why in run.failures)
         return unfinished(run.experiment, run.settings, command, lines)
     try:
         return judged(run.experiment, run.result, command)
@@ -138,7 +136,7 @@ def _entry(run: Run, out: Path) -> Entry:
 def _with_stored(entries: Sequence[Entry], out: Path) -> list[Entry]:
     """These, and what earlier commands left complete in the folder, in the report's order."""
     from mirrorhead.experiments import load, storage
-    from mirrorhead.report import judged
+    from mirrorhead.experiments.runner import Run
 
     found = {entry.name: entry for entry in entries}
     for name in ORDER:
@@ -147,8 +145,7 @@ def _with_stored(entries: Sequence[Entry], out: Path) -> list[Entry]:
         experiment = load(name)
         result = storage.stored(out, experiment)
         if result is not None:
-            command = _command(experiment, result.settings, out)
-            found[name] = judged(experiment, result, command)
+            found[name] = _entry(Run(experiment, result.settings, [result]), out)
     order = [name for name in ORDER if name in found]
     return [found.pop(name) for name in order] + list(found.values())
 

@@ -44,7 +44,8 @@ class Lines:
         note = f", {self.seconds[name]:.1f} s"
         self.progress.update(self.lines[name], completed=self.done[name], note=note)
         if not self.console.is_terminal and self.done[name] == self.total[name]:
-            self.say(f"{name}: {self.total[name]} trials{note}")
+            plural = "" if self.total[name] == 1 else "s"
+            self.say(f"{name}: {self.total[name]} trial{plural}{note}")
 
     def say(self, text: str) -> None:
         """A line of its own, above those that move."""
