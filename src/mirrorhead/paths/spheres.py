@@ -13,9 +13,9 @@ from torch import Tensor
 from mirrorhead.attention import AttentionProblem
 from mirrorhead.potential import lp_norm, signed_power
 
-FINE, COARSE = 1e-7, 1e-4  # tolerance at the radii asked for, and at those in between
-GROWTH = 1.6  # the most by which the radius grows from one stage to the next
-WARM_UP = 4  # stages before the first radius, from where attention is still soft
+FINE, COARSE = 1e-7, 1e-3  # tolerance at the radii asked for, and at those in between
+GROWTH = 1.9  # the most by which the radius grows from one stage to the next
+WARM_UP = 2  # stages before the first radius, from where attention is still soft
 SAME = 1e-3  # starts whose values are that near have met
 
 # From directions (trials, starts, N), radii (trials, spheres) and a tolerance to directions of
