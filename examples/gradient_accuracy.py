@@ -36,7 +36,7 @@ def truth(problem: AttentionProblem, W: Tensor) -> tuple[Tensor, float]:
             slope = -1 / (1 + mpmath.exp(margin))
             pull = mpmath.matrix([slope * a * (b - margin) for a, b in zip(s, scores, strict=True)])
             total += X.T * pull * z.T / n
-        norm = mpmath.mnorm(total, "f")
+        norm = mpmath.sqrt(mpmath.fsum(x * x for x in total))
         unit = torch.tensor([float(x / norm) for x in total], dtype=torch.float64)
         return unit.reshape(d, d), float(mpmath.log10(norm))
 
