@@ -9,6 +9,9 @@ they are compared with depends on the tokens, and those on the start:
                of the tokens that the lp path selected, which may be other ones
     zero       as the fair one, from W(0) = 0: the text says "near the origin", the code draws
                W(0) with standard deviation 1
+
+The divergence is D(W_mm / ||W_mm||, W(k) / ||W(k)||) in the potential of the path's own exponent q,
+as in the authors' code: one yardstick for all lines of a panel.
 """
 
 from __future__ import annotations
@@ -83,7 +86,7 @@ def run(settings: Settings) -> dict[str, Tensor]:
 
     def divergence(path: Path, p: float, tokens_of: float, protocol: int) -> Tensor:
         target = solved[tokens_of, p][protocol]
-        return direction_divergence(p, target, path.W[:, protocol], 2).T  # (trials, records)
+        return direction_divergence(path.p, target, path.W[:, protocol], 2).T  # (trials, records)
 
     arrays: dict[str, Tensor] = {}
     for path in paths:
@@ -100,7 +103,7 @@ def run(settings: Settings) -> dict[str, Tensor]:
     )
     best = (tokens == globally_optimal_tokens(problem)).all(-1)
     limits = [
-        torch.stack([direction_divergence(p, solved[q, p], solved[q, q], 2) for p in settings.p])
+        torch.stack([direction_divergence(q, solved[q, p], solved[q, q], 2) for p in settings.p])
         for q in settings.p
     ]
     return {
