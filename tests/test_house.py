@@ -62,6 +62,8 @@ ORDER = [
     "optim",
     "experiments.source",
     "experiments.base",
+    "experiments.drawing",
+    "experiments.starts",
     "experiments",
     "experiments.storage",
     "experiments.backends",
