@@ -56,6 +56,8 @@ ORDER = [
     "optim.param_groups",
     "optim",
     "experiments.base",
+    "experiments.drawing",
+    "experiments.starts",
     "experiments",
     "experiments.storage",
     "experiments.backends",
