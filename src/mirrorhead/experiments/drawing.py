@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +27,8 @@ def band(axis: Any, x: Any, values: np.ndarray, **line: Any) -> None:
     axis.fill_between(x, low, high, color=drawn.get_color(), alpha=0.15, linewidth=0)
 
 
-def legend_below(figure: Figure, axis: Any, columns: int) -> None:
-    """The lines of one panel, explained once for all, under the panels."""
-    lines, labels = axis.get_legend_handles_labels()
+def legend_below(figure: Figure, *axes: Any, columns: int) -> None:
+    """The lines of these panels, explained once for all, under the panels."""
+    found = [axis.get_legend_handles_labels() for axis in axes]
+    lines, labels = (list(chain(*part)) for part in zip(*found, strict=True))
     figure.legend(lines, labels, loc="outside lower center", ncols=columns, columnspacing=1.5)

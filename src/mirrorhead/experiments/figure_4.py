@@ -157,7 +157,7 @@ def draw(result: Result[Settings]) -> Figure:
         axis.set_xlim(left=min(10, steps / 10))
     axes[0].set_ylabel("divergence (mean, middle 80 %)")
     axes[0].plot([], [], "k--", linewidth=1.2, label="authors' protocol")
-    legend_below(figure, axes[0], 4)
+    legend_below(figure, axes[0], columns=4)
     return figure
 
 
