@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mirrorhead.experiments.base import Experiment
 
-ORDER = ("example-1", "example-2", "figure-4", "figure-5")
+ORDER = ("example-1", "example-2", "figure-4", "figure-5", "initialization")
 
 
 def load(name: str) -> Experiment:

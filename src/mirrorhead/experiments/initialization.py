@@ -1,0 +1,178 @@
+"""Robustness to the start: from where does descent find locally optimal tokens, and how soon?
+
+The theorems ask that W(0) lies in a narrow cone around a locally optimal solution (`theorem-2`
+shows how narrow); no start here does. Starts differ in scale and in distribution, on the
+problems of Figure 4. A path whose tokens are not locally optimal at the paper's number of steps
+goes on, up to `patience` times as long.
+
+The normalised rule moves the dual variable u by lr at each step. Where ||u(0)|| is not small
+against lr times steps, the path cannot have left its start behind: such starts are shown, but
+neither judged nor followed further.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mirrorhead.attention import AttentionProblem
+from mirrorhead.data.synthetic import random_problem, random_weights
+from mirrorhead.experiments.base import Result, TrialSettings, Verdict, experiment, judge
+from mirrorhead.experiments.drawing import legend_below, panels
+from mirrorhead.experiments.starts import repeated
+from mirrorhead.margin import attention_svm
+from mirrorhead.paths.descent import Path, descend
+from mirrorhead.potential import PNorm
+from mirrorhead.tokens import globally_optimal_tokens, locally_optimal
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NAME = "initialization"
+TITLE = "Initialisation: from any start to locally optimal tokens"
+CLAIM = (
+    "Wherever W starts, its direction goes to the lp-AttSVM of locally optimal tokens (the "
+    "theorems: from inside a cone; the figures: from random starts)."
+)
+PIECE = 50
+LEFT_BEHIND = 0.2  # the most that ||u(0)|| may be, over lr times steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(TrialSettings):
+    """starts: distribution and standard deviation of W(0); p: exponents; steps: of each path;
+    patience: how many times as long a path may take; lr; tol: the certified gap."""
+
+    starts: tuple[tuple[str, float], ...] = (
+        ("normal", 0.0),
+        ("normal", 0.01),
+        ("normal", 0.1),
+        ("normal", 1.0),
+        ("normal", 10.0),
+        ("uniform", 1.0),
+        ("sparse", 1.0),
+        ("rank-one", 1.0),
+    )
+    p: tuple[float, ...] = (1.75, 2.0, 3.0)
+    steps: tuple[int, ...] = (1500, 2000, 20_000)
+    patience: int = 16
+    lr: float = 0.1
+    tol: float = 1e-12
+
+
+QUICK = Settings(trials=8, steps=(1500, 2000, 5000), patience=4)
+FULL = Settings(trials=100)
+
+
+@experiment(NAME)
+def run(settings: Settings) -> dict[str, Tensor]:
+    """All (trials, starts, exponents): divergence to the path's own solution and global, whether
+    its tokens are globally optimal, after `steps`; needed: so many times `steps` until its
+    tokens were locally optimal (1, 2, 4, ...), 0 if they were not within `patience`; inertia:
+    ||u(0)||_q over lr times steps."""
+    one = random_problem(settings.trials, first=settings.first)
+    problem = repeated(one, len(settings.starts))
+    draws = [random_weights(one, scale, settings.first, name) for name, scale in settings.starts]
+    init = torch.stack(draws)
+    found: dict[str, list[Tensor]] = {"divergence": [], "global": [], "needed": [], "inertia": []}
+    for p, steps in zip(settings.p, settings.steps, strict=True):
+        path = descend(problem, p, steps, settings.lr, init=init, record=[steps], progress=False)
+        solution = attention_svm(problem.X, problem.z, path.tokens, p, settings.tol)
+        found["divergence"].append(path.divergence_to(solution)[-1])
+        found["global"].append((path.tokens == globally_optimal_tokens(problem)).all(-1))
+        inertia = PNorm(p).norm(init, (-2, -1)) ** (p - 1) / (settings.lr * steps)
+        found["inertia"].append(inertia)
+        found["needed"].append(_needed(path, inertia <= LEFT_BEHIND, settings.patience))
+    return {name: torch.stack(parts).permute(2, 1, 0) for name, parts in found.items()}
+
+
+def verdict(result: Result[Settings]) -> Verdict:
+    """The claim holds if 99 % of the paths that left their start behind come to locally optimal
+    tokens; the remark says when, and what the start changes."""
+    settings = result.settings
+    needed, divergence = result["needed"], result["divergence"]
+    judged = result["inertia"] <= LEFT_BEHIND  # (trials, starts, exponents)
+    usual = judged.mean(0) > 0.5  # (starts, exponents)
+    words = []
+    for k, p in enumerate(settings.p):
+        of = np.flatnonzero(usual[:, k])
+        rows = [judged[:, s, k] for s in of]
+        means = [divergence[row, s, k].mean() for s, row in zip(of, rows, strict=True)]
+        local = [100 * (needed[row, s, k] == 1).mean() for s, row in zip(of, rows, strict=True)]
+        words.append(
+            f"p = {p:g}: mean D {min(means):.1e} to {max(means):.1e} (from "
+            f"{_name(settings.starts[of[np.argmax(means)]])}), locally optimal in "
+            f"{min(local):.0f} to {max(local):.0f} % of the trials"
+        )
+    soon, at_last = ((needed[judged] == 1).mean(), (needed[judged] > 0).mean())
+    best = result["global"].mean(0)
+    exponents = ", ".join(f"{p:g}" for p in settings.p)
+    remark = (
+        f"Tokens are locally optimal at the paper's length in {soon:.1%} of the paths, within "
+        f"{settings.patience} times that in {at_last:.1%}. They are globally optimal in "
+        f"{_share(best, settings, 0.0)} from zero (p = {exponents}), in "
+        f"{_share(best, settings, 1.0)} from normal starts of scale 1."
+    )
+    far = [_name(s) for s, some in zip(settings.starts, usual.all(1), strict=True) if not some]
+    if far:
+        remark += f" Starts too large to be left behind in these steps: {', '.join(far)}."
+    return judge(CLAIM, f"by start, {'; '.join(words)}", bool(at_last >= 0.99), remark)
+
+
+def draw(result: Result[Settings]) -> Figure:
+    """For each start and p: the divergence, and how many tokens are locally, globally optimal."""
+    settings = result.settings
+    figure, axes = panels(2, height=4.2, sharey=True, width_ratios=(1.2, 1))
+    places = np.arange(len(settings.starts), dtype=float)
+    for k, p in enumerate(settings.p):
+        y = places + 0.22 * (k - (len(settings.p) - 1) / 2)
+        divergence = result["divergence"][:, :, k]
+        low, high = np.quantile(divergence, (0.1, 0.9), axis=0)
+        axes[0].hlines(y, low, high, color=f"C{k}", linewidth=1.5, alpha=0.5)
+        axes[0].plot(divergence.mean(0), y, "o", color=f"C{k}", label=f"p = {p:g}")
+        for share, style in (
+            (result["needed"][:, :, k] == 1, {"fillstyle": "none"}),
+            (result["global"][:, :, k], {}),
+        ):
+            axes[1].plot(100 * share.mean(0), y, "o", color=f"C{k}", **style)
+    axes[0].set(xscale="log", xlabel="divergence at the end (mean, middle 80 %)", ylabel="W(0)")
+    axes[0].set_yticks(places, [_name(start) for start in settings.starts])
+    axes[0].invert_yaxis()
+    axes[1].set(xlim=(-4, 104), xlabel="% of trials with optimal tokens")
+    axes[1].plot([], [], "ko", fillstyle="none", label="locally optimal")
+    axes[1].plot([], [], "ko", label="globally optimal")
+    legend_below(figure, axes[0], axes[1], columns=5)
+    return figure
+
+
+def _needed(path: Path, follow: Tensor, patience: int) -> Tensor:
+    """How many times as long until the tokens are locally optimal, doubling: (starts, trials).
+
+    Those not to be followed are left at 0."""
+    problem, p, W = path.problem, path.p, path.W[-1].clone()
+    steps = int(path.steps[-1])
+    needed = locally_optimal(problem, path.tokens, p).optimal.long()
+    length = 1
+    while 2 * length <= patience and bool((left := (needed == 0) & follow).any()):
+        parts = (problem.X, problem.z, problem.y, problem.v)
+        rest = AttentionProblem(*(part[left] for part in parts))
+        more = length * steps
+        longer = descend(rest, p, more, path.lr, init=W[left], record=[more], progress=False)
+        length *= 2
+        W[left] = longer.W[-1]
+        needed[left] = length * locally_optimal(rest, longer.tokens, p).optimal.long()
+    return needed
+
+
+def _name(start: tuple[str, float]) -> str:
+    distribution, scale = start
+    return f"{distribution} {scale:g}" if scale else "zero"
+
+
+def _share(best: Any, settings: Settings, scale: float) -> str:
+    row = best[settings.starts.index(("normal", scale))]
+    return " / ".join(f"{share:.0%}" for share in row)
