@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mirrorhead.experiments.base import Experiment
 
-ORDER = ("example-1", "example-2", "figure-4", "figure-5", "initialization")
+ORDER = (
+    "example-1",
+    "example-2",
+    "figure-4",
+    "figure-5",
+    "initialization",
+    "normalization",
+)
 
 
 def load(name: str) -> Experiment:
