@@ -59,7 +59,8 @@ def run(settings: Settings) -> dict[str, Tensor]:
     tokens: selected, (1, 2, exponents, n); widest: those whose lp-SVM has the largest margin."""
     printed, halved = example_2(), example_2(halved=True)
     parts = [(e.X, e.z, e.y, e.v) for e in (printed, halved)]
-    problem = AttentionProblem(*(torch.stack(part) for part in zip(*parts, strict=True)))
+    X, z, y, v = (torch.stack(part) for part in zip(*parts, strict=True))
+    problem = AttentionProblem(X, z, y, v)
     arrays: dict[str, Tensor] = {}
     tokens, widest = [], []
     for p, steps in zip(settings.p, settings.steps, strict=True):

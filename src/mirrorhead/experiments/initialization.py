@@ -158,8 +158,8 @@ def _needed(path: Path, follow: Tensor, patience: int) -> Tensor:
     needed = locally_optimal(problem, path.tokens, p).optimal.long()
     length = 1
     while 2 * length <= patience and bool((left := (needed == 0) & follow).any()):
-        parts = (problem.X, problem.z, problem.y, problem.v)
-        rest = AttentionProblem(*(part[left] for part in parts))
+        X, z, y, v = (part[left] for part in (problem.X, problem.z, problem.y, problem.v))
+        rest = AttentionProblem(X, z, y, v)
         more = length * steps
         longer = descend(rest, p, more, path.lr, init=W[left], record=[more], progress=False)
         length *= 2

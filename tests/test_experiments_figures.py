@@ -1,0 +1,323 @@
+"""The figures of the paper: what they compute, against slow references, and how they judge it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pytest
+import torch
+
+from mirrorhead.data.synthetic import random_problem, random_weights
+from mirrorhead.experiments import (
+    ORDER,
+    example_1,
+    example_2,
+    figure_4,
+    figure_5,
+    initialization,
+    load,
+    normalization,
+)
+from mirrorhead.experiments.base import Experiment, Result, merge, pieces
+from mirrorhead.margin import attention_svm, svm
+from mirrorhead.paths.descent import descend, recorded_steps
+from mirrorhead.tokens import locally_optimal
+
+SHORT = (60, 60, 60)
+TINY: dict[str, Any] = {
+    "example-1": replace(example_1.QUICK, steps=50),
+    "example-2": replace(example_2.QUICK, steps=SHORT),
+    "figure-4": replace(figure_4.QUICK, trials=3, steps=SHORT),
+    "figure-5": replace(figure_5.QUICK, trials=3, steps=SHORT),
+    "initialization": replace(
+        initialization.QUICK,
+        trials=3,
+        steps=(40, 40, 40),
+        patience=2,
+        starts=(("normal", 0.0), ("normal", 1.0), ("rank-one", 0.1)),
+    ),
+    "normalization": replace(normalization.QUICK, trials=3, normalized=SHORT, constant=200),
+}
+names = pytest.mark.parametrize("name", TINY)
+
+
+@cache
+def tiny(name: str) -> tuple[Experiment, Result[Any]]:
+    experiment = load(name)
+    return experiment, experiment.compute(TINY[name])
+
+
+def doctored(name: str, **arrays: Any) -> str:
+    """The word of the verdict on a tiny result in which some arrays are replaced."""
+    experiment, result = tiny(name)
+    changed = {key.replace("_", " "): np.asarray(value) for key, value in arrays.items()}
+    assert changed.keys() <= result.arrays.keys()
+    return experiment.verdict(replace(result, arrays={**result.arrays, **changed})).holds
+
+
+@names
+def test_the_contract_holds(name: str) -> None:
+    experiment, result = tiny(name)
+    assert name in ORDER
+    assert experiment.name == name
+    assert result.settings == TINY[name]
+    assert experiment.quick.trials <= experiment.full.trials
+    words = experiment.verdict(result)
+    assert words.claim == experiment.claim
+    assert "nan" not in words.measured + words.remark
+
+
+@names
+def test_pieces_make_the_whole(name: str) -> None:
+    experiment, whole = tiny(name)
+    if experiment.fixed_trials:
+        assert whole.settings.trials == 1
+        return
+    parts = merge([experiment.compute(piece) for piece in pieces(TINY[name], 2)])
+    assert parts.settings == whole.settings
+    for key, array in whole.arrays.items():
+        np.testing.assert_allclose(parts[key], array, rtol=1e-6, atol=1e-9, err_msg=key)
+
+
+@names
+def test_axes_are_labelled(name: str) -> None:
+    experiment, result = tiny(name)
+    figure = experiment.draw(result)
+    assert figure.get_size_inches()[0] == 8
+    for axis in figure.axes:
+        place: Any = axis.get_subplotspec()
+        assert axis.get_xlabel() or not place.is_last_row()
+        assert axis.get_ylabel() or not place.is_first_col()
+        assert axis.lines or axis.patches
+        for line in axis.lines:
+            assert np.isfinite(np.asarray(line.get_xydata(), float)).all()
+    with matplotlib.rc_context({"figure.max_open_warning": 1}):
+        figure.canvas.draw()  # warnings, of layout or of log scales, are errors here
+
+
+# -- Figure 4 -----------------------------------------------------------------------------
+
+
+def test_fair_divergences_are_to_the_path_s_own_tokens() -> None:
+    _, result = tiny("figure-4")
+    problem = random_problem(1, first=2)
+    for q in (1.75, 3.0):
+        path = descend(problem, q, 60, init=random_weights(problem, 1.0, first=2))
+        for k, p in enumerate((1.75, 2.0, 3.0)):
+            solution = attention_svm(problem.X, problem.z, path.tokens, p, 1e-12)
+            expected = path.divergence_to(solution)[:, 0]
+            np.testing.assert_allclose(result[f"fair {q:g}"][2, k], expected, rtol=1e-6)
+
+
+def test_the_authors_compare_with_tokens_of_another_path() -> None:
+    _, result = tiny("figure-4")
+    problem = random_problem(3)
+    path, other = (
+        descend(problem, p, 60, init=random_weights(problem, 1.0, k * figure_4.ELSEWHERE))
+        for k, p in ((1, 1.75), (3, 3.0))
+    )
+    solution = attention_svm(problem.X, problem.z, other.tokens, 3.0, 1e-12)
+    expected = path.divergence_to(solution).T
+    np.testing.assert_allclose(result["authors 1.75"][:, 2], expected, rtol=1e-6)
+    assert (path.tokens != other.tokens).any()
+
+
+def ideal_figure_4() -> dict[str, np.ndarray]:
+    """Divergences that fall like 1/k to the own solution and level off at .1 to the others."""
+    x = np.array(sorted(recorded_steps(60)), float)
+    arrays: dict[str, np.ndarray] = {"limits": np.full((3, 3, 3), 0.1)}
+    for k, q in enumerate((1.75, 2, 3)):
+        curves = np.full((3, 3, len(x)), 0.1) + 1 / x
+        curves[:, k] = 1 / x
+        arrays |= {
+            f"fair {q}": curves,
+            f"authors {q}": curves.copy(),
+            f"zero {q}": 1 / x + 0 * curves[:, 0],
+        }
+    return arrays
+
+
+def test_figure_4_holds_only_for_paths_that_go_to_their_own_solution() -> None:
+    ideal = ideal_figure_4()
+    assert doctored("figure-4", **ideal) == "holds"
+    authors = {key: 3 * ideal[key] for key in ideal if key.startswith("authors")}
+    assert doctored("figure-4", **{**ideal, **authors}) == "holds with a remark"
+    stuck = {"fair 2": np.full_like(ideal["fair 2"], 0.01)}  # nearest, but it does not fall
+    assert doctored("figure-4", **{**ideal, **stuck}) == "does not hold"
+    swapped = {"fair 2": ideal["fair 3"]}
+    assert doctored("figure-4", **{**ideal, **swapped}) == "does not hold"
+    both = ideal["fair 3"].copy()
+    both[:, 1] = 1.01 * both[:, 2]  # on the way to a second solution
+    assert doctored("figure-4", **{**ideal, "fair 3": both}) == "does not hold"
+
+
+# -- Figure 5 -----------------------------------------------------------------------------
+
+
+def test_figure_5_shows_entries_of_the_path_and_of_its_solution() -> None:
+    _, result = tiny("figure-5")
+    problem = random_problem(3)
+    start = random_weights(problem, 1.0)
+    path = descend(problem, 3.0, 60, init=start)
+    W = attention_svm(problem.X, problem.z, path.tokens, 3.0, 1e-12).W
+    for trial, (a, b) in enumerate(result["entries"].tolist()):
+        at = [a // 10, b // 10], [a % 10, b % 10]
+        np.testing.assert_allclose(result["path 3"][trial, 0], start[trial][at])
+        np.testing.assert_allclose(result["path 3"][trial, -1], path.W[-1, trial][at], rtol=1e-9)
+        np.testing.assert_allclose(result["ray 3"][trial], W[trial][at], rtol=1e-6, atol=1e-9)
+
+
+def test_figure_5_measures_the_angle() -> None:
+    _, result = tiny("figure-5")
+    along = {f"path {p:g}": 7 * result[f"ray {p:g}"][:, None] for p in (1.75, 2.0, 3.0)}
+    assert doctored("figure-5", **along) == "holds"
+    turned = along["path 2"] @ np.array([[0.0, 1.0], [-1.0, 0.0]])
+    assert doctored("figure-5", **{**along, "path 2": turned}) == "does not hold"
+    assert doctored("figure-5", **{**along, "path 3": -along["path 3"]}) == "does not hold"
+
+
+# -- Examples 1 and 2 -----------------------------------------------------------------------
+
+
+def test_example_1_is_judged_by_the_printed_matrix() -> None:
+    _, result = tiny("example-1")
+    assert doctored("example-1") == "does not hold"
+    W = result["W"].copy()
+    W[0, 1, result.settings.p.index(3.0)] = example_1.PRINTED
+    assert doctored("example-1", W=W) == "holds with a remark"
+    assert doctored("example-1", W=W, margin=result["margin"][:, ::-1]) == "does not hold"
+
+
+def test_example_1_knows_the_solutions_by_hand() -> None:
+    _, result = tiny("example-1")
+    for k, p in enumerate(result.settings.p):
+        # With the token (0, 0) only 25 W11 >= 1 binds. Without it 25 W11 - 5 W21 >= 1 does, and
+        # the shortest w with a'w >= 1 is along sign(a)|a|^(1/(p-1)).
+        slack = 0.04 * (p * result.settings.tol) ** (1 / p)  # what the gap allows of W21
+        np.testing.assert_allclose(result["W"][0, 0, k], [[0.04, 0], [0, 0]], atol=slack)
+        w = np.array([25.0, -5.0])
+        w = np.sign(w) * np.abs(w) ** (1 / (p - 1))
+        np.testing.assert_allclose(result["W"][0, 1, k, :, 0], w / (25 * w[0] - 5 * w[1]), 1e-6)
+    np.testing.assert_allclose(
+        result["margin"][0], [5, 1.008 ** (-1 / 3), 1.008 ** (-1 / 3), 1, 0], rtol=1e-9
+    )
+
+
+def test_example_2_needs_all_four_limits() -> None:
+    _, result = tiny("example-2")
+    good = {}
+    for p in (1.75, 2.0, 3.0):
+        count = result[f"divergence {p:g}"].shape[2]
+        fall = np.geomspace(1, 1e-4, count)[None, None, :, None]
+        good[f"divergence {p:g}"] = fall + np.zeros((1, 2, 1, 2))
+        good[f"probability {p:g}"] = np.ones((1, 2, count, 2))
+    same = np.zeros_like(result["tokens"])
+    assert doctored("example-2", **good, tokens=same, widest=same) == "holds"
+    assert doctored("example-2", **good, tokens=same, widest=same + 1) == "holds with a remark"
+    for key, worst in (("divergence 2", 0.05), ("probability 1.75", 0.9)):
+        for kind in (0, 1):
+            bad = good[key].copy()
+            bad[0, 1, -1, kind] = worst
+            assert doctored("example-2", **{**good, key: bad}) == "does not hold"
+    stuck = {"divergence 3": np.full_like(good["divergence 3"], 1e-3)}
+    assert doctored("example-2", **{**good, **stuck}) == "does not hold"
+
+
+def test_example_2_knows_the_widest_label_margin() -> None:
+    _, result = tiny("example-2")
+    problem = example_2.example_2()
+    for k, p in enumerate(result.settings.p):
+        margins = {
+            (a, b): 1 / float(svm(problem.X[(0, 1), (a, b)], problem.y, p).norm)
+            for a in range(3)
+            for b in range(3)
+        }
+        assert tuple(result["widest"][0, 0, k]) == max(margins, key=lambda pair: margins[pair])
+        np.testing.assert_array_equal(result["widest"][0, 0, k], result["widest"][0, 1, k])
+
+
+# -- initialisation and normalisation -----------------------------------------------------------
+
+
+def test_a_path_is_followed_until_its_tokens_are_locally_optimal() -> None:
+    settings = replace(
+        initialization.QUICK, trials=6, starts=(("normal", 0.01),), p=(2.0,), steps=(8,), patience=8
+    )
+    needed = initialization.run(settings)["needed"][:, 0, 0]
+    assert {2, 4, 8} & set(needed.tolist())
+    problem = random_problem(6)
+    init = random_weights(problem, 0.01)
+    optimal = {
+        m: locally_optimal(problem, descend(problem, 2.0, 8 * m, init=init).tokens, 2.0).optimal
+        for m in (1, 2, 4, 8)
+    }
+    for trial, found in enumerate(needed.tolist()):
+        first = next((m for m, yes in optimal.items() if yes[trial]), 0)
+        assert found == first
+
+
+def test_initialization_judges_what_left_its_start_behind() -> None:
+    shape = tiny("initialization")[1]["needed"].shape
+    zero, one, two = (np.full(shape, k) for k in range(3))
+    assert doctored("initialization", needed=one, inertia=0.0 * one) == "holds with a remark"
+    assert doctored("initialization", needed=two, inertia=0.0 * one) == "holds with a remark"
+    assert doctored("initialization", needed=zero, inertia=0.0 * one) == "does not hold"
+    large = 0.0 * one
+    large[:, 1] = 5.0
+    far = one * (large == 0)
+    assert doctored("initialization", needed=far, inertia=large) == "holds with a remark"
+    assert doctored("initialization", needed=far, inertia=0.0 * one) == "does not hold"
+
+
+def test_distances_are_at_most_what_was_walked() -> None:
+    _, result = tiny("normalization")
+    walked = 0.1 * np.array(sorted(recorded_steps(60)))
+    for p in (1.75, 2.0, 3.0):
+        distance = result[f"distance {p:g} normalized"]
+        assert (distance <= walked * (1 + 1e-12)).all()
+        np.testing.assert_allclose(distance[:, 0], 0.1, rtol=1e-9)  # one step, of length lr
+
+
+def test_normalization_compares_at_equal_distance() -> None:
+    _, result = tiny("normalization")
+    good = {}
+    for p in (1.75, 2.0, 3.0):
+        fast, slow = (np.array(sorted(recorded_steps(k)), float) for k in (60, 200))
+        for rule, x in (("normalized", 0.1 * fast), ("constant", 0.005 * slow)):
+            good[f"distance {p:g} {rule}"] = np.tile(x, (3, 1))
+            good[f"divergence {p:g} {rule}"] = np.tile(1 / x**2, (3, 1))
+    covered = {"covered": np.ones_like(result["covered"])}
+    assert doctored("normalization", **good, **covered) == "holds"
+    assert doctored("normalization", **good, covered=~covered["covered"]) == "holds with a remark"
+    other = {"divergence 2 constant": 2 * good["divergence 2 constant"]}
+    assert doctored("normalization", **{**good, **other}) == "does not hold"
+    quick = {"distance 3 constant": 20 * good["distance 3 constant"]}
+    quick["divergence 3 constant"] = 1 / quick["distance 3 constant"] ** 2
+    assert doctored("normalization", **{**good, **quick}) == "does not hold"
+
+
+@pytest.mark.slow
+def test_selected_tokens_make_a_small_divergence() -> None:
+    """The smallest run in which the claims of Figures 4 and 5 can be seen at all."""
+    quick = replace(figure_4.QUICK, trials=4, steps=(1500, 1500, 2500))
+    experiment = load("figure-4")
+    assert experiment.verdict(experiment.compute(quick)).holds.startswith("holds")
+    path = load("figure-5")
+    short = replace(figure_5.QUICK, trials=4, steps=(1500, 1500, 2500))
+    assert path.verdict(path.compute(short)).holds == "holds"
+
+
+def test_repeated_problems_are_independent() -> None:
+    from mirrorhead.experiments.starts import repeated
+
+    problem = random_problem(2)
+    twice = repeated(problem, 2)
+    init = torch.stack([random_weights(problem, 1.0, k) for k in (0, 100)])
+    both = descend(twice, 1.75, 30, init=init)
+    for k in range(2):
+        alone = descend(problem, 1.75, 30, init=init[k])
+        torch.testing.assert_close(both.W[:, k], alone.W)
