@@ -23,6 +23,7 @@ from mirrorhead.experiments import (
     normalization,
 )
 from mirrorhead.experiments.base import Experiment, Result, merge, pieces
+from mirrorhead.experiments.starts import lengths_needed, repeated
 from mirrorhead.margin import attention_svm, svm
 from mirrorhead.paths.descent import descend, recorded_steps
 from mirrorhead.tokens import locally_optimal
@@ -31,7 +32,7 @@ SHORT = (60, 60, 60)
 TINY: dict[str, Any] = {
     "example-1": replace(example_1.QUICK, steps=50),
     "example-2": replace(example_2.QUICK, steps=SHORT),
-    "figure-4": replace(figure_4.QUICK, trials=3, steps=SHORT),
+    "figure-4": replace(figure_4.QUICK, trials=3, steps=SHORT, patience=2),
     "figure-5": replace(figure_5.QUICK, trials=3, steps=SHORT),
     "initialization": replace(
         initialization.QUICK,
@@ -244,33 +245,25 @@ def test_example_2_knows_the_widest_label_margin() -> None:
 
 
 def test_a_path_is_followed_until_its_tokens_are_locally_optimal() -> None:
-    settings = replace(
-        initialization.QUICK, trials=6, starts=(("normal", 0.01),), p=(2.0,), steps=(8,), patience=8
-    )
-    needed = initialization.run(settings)["needed"][:, 0, 0]
-    assert {2, 4, 8} & set(needed.tolist())
     problem = random_problem(6)
-    init = random_weights(problem, 0.01)
+    init = random_weights(problem, 0.1)
+    needed = lengths_needed(descend(problem, 2.0, 50, init=init), 4)
     optimal = {
-        m: locally_optimal(problem, descend(problem, 2.0, 8 * m, init=init).tokens, 2.0).optimal
-        for m in (1, 2, 4, 8)
+        m: locally_optimal(problem, descend(problem, 2.0, 50 * m, init=init).tokens, 2.0).optimal
+        for m in (1, 2, 4)
     }
-    for trial, found in enumerate(needed.tolist()):
-        first = next((m for m, yes in optimal.items() if yes[trial]), 0)
-        assert found == first
+    expected = [next((m for m in optimal if optimal[m][trial]), 0) for trial in range(6)]
+    assert needed.tolist() == expected
+    assert 0 in expected and {2, 4} & set(expected)
 
 
-def test_initialization_judges_what_left_its_start_behind() -> None:
-    shape = tiny("initialization")[1]["needed"].shape
-    zero, one, two = (np.full(shape, k) for k in range(3))
-    assert doctored("initialization", needed=one, inertia=0.0 * one) == "holds with a remark"
-    assert doctored("initialization", needed=two, inertia=0.0 * one) == "holds with a remark"
-    assert doctored("initialization", needed=zero, inertia=0.0 * one) == "does not hold"
-    large = 0.0 * one
-    large[:, 1] = 5.0
-    far = one * (large == 0)
-    assert doctored("initialization", needed=far, inertia=large) == "holds with a remark"
-    assert doctored("initialization", needed=far, inertia=0.0 * one) == "does not hold"
+def test_initialization_counts_every_start() -> None:
+    shape = tiny("initialization")[1]["needed"].shape  # (trials, starts, exponents)
+    for length in (1, 2):
+        assert doctored("initialization", needed=np.full(shape, length)) == "holds with a remark"
+    one_start = np.ones(shape, int)
+    one_start[:, 1, 2] = 0
+    assert doctored("initialization", needed=one_start) == "does not hold"
 
 
 def test_distances_are_at_most_what_was_walked() -> None:
@@ -303,17 +296,13 @@ def test_normalization_compares_at_equal_distance() -> None:
 @pytest.mark.slow
 def test_selected_tokens_make_a_small_divergence() -> None:
     """The smallest run in which the claims of Figures 4 and 5 can be seen at all."""
-    quick = replace(figure_4.QUICK, trials=4, steps=(1500, 1500, 2500))
-    experiment = load("figure-4")
-    assert experiment.verdict(experiment.compute(quick)).holds.startswith("holds")
-    path = load("figure-5")
-    short = replace(figure_5.QUICK, trials=4, steps=(1500, 1500, 2500))
-    assert path.verdict(path.compute(short)).holds == "holds"
+    for name in ("figure-4", "figure-5"):
+        experiment = load(name)
+        settings = replace(experiment.quick, trials=4)
+        assert experiment.verdict(experiment.compute(settings)).holds.startswith("holds")
 
 
 def test_repeated_problems_are_independent() -> None:
-    from mirrorhead.experiments.starts import repeated
-
     problem = random_problem(2)
     twice = repeated(problem, 2)
     init = torch.stack([random_weights(problem, 1.0, k) for k in (0, 100)])

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 NAME = "figure-5"
 TITLE = "Figure 5: two entries of W along the path"
 CLAIM = "Any two entries of W move along the direction that the lp-AttSVM has in them."
-PIECE = 50
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +38,7 @@ class Settings(TrialSettings):
     tol: float = 1e-12
 
 
-QUICK = Settings(trials=10, steps=(1500, 2000, 5000))
+QUICK = Settings(trials=20)
 FULL = Settings(trials=100)
 
 
