@@ -16,9 +16,13 @@ if TYPE_CHECKING:
     from mirrorhead.optim import MirrorDescent as MirrorDescent
     from mirrorhead.optim import attention_param_groups as attention_param_groups
     from mirrorhead.paths import Path as Path
+    from mirrorhead.paths import RegularizationPath as RegularizationPath
+    from mirrorhead.paths import assumption_b as assumption_b
     from mirrorhead.paths import descend as descend
     from mirrorhead.paths import diagnose as diagnose
+    from mirrorhead.paths import joint_regularization_path as joint_regularization_path
     from mirrorhead.paths import largest_step as largest_step
+    from mirrorhead.paths import regularization_path as regularization_path
     from mirrorhead.potential import PNorm as PNorm
     from mirrorhead.tokens import cone_constants as cone_constants
     from mirrorhead.tokens import globally_optimal_tokens as globally_optimal_tokens
@@ -33,7 +37,16 @@ _HOMES = {
     "attention": ("AttentionProblem",),
     "margin": ("MarginSolution", "attention_svm", "svm"),
     "optim": ("MirrorAdam", "MirrorDescent", "attention_param_groups"),
-    "paths": ("Path", "descend", "diagnose", "largest_step"),
+    "paths": (
+        "Path",
+        "RegularizationPath",
+        "assumption_b",
+        "descend",
+        "diagnose",
+        "joint_regularization_path",
+        "largest_step",
+        "regularization_path",
+    ),
     "potential": ("PNorm",),
     "tokens": (
         "cone_constants",

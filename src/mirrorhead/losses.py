@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import logsigmoid, softplus
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Loss:
     """A loss by its value, the logarithm of -l'(x), and l''(x) / -l'(x), entry by entry.
 
     The slope is kept as a logarithm because it underflows long before training ends.
-    `log_excess(b, log_e)` is log(l(b - e) - l(b)) for a small e > 0 given as its logarithm:
+    `log_excess(b, log_e)` is log(l(b - e) - l(b)) for an e > 0 given as its logarithm:
     what is lost by a margin that falls short of b, without cancellation.
 
     >>> loss = LOSSES["logistic"]
@@ -37,18 +37,19 @@ def _log_expm1(log_e: Tensor) -> Tensor:
     """log(exp(e) - 1), which is log(e) + e/2 + e^2/24 - ... for small e."""
     e = log_e.exp()
     small = e < 1e-3
-    return torch.where(
-        small, log_e + e / 2 + e * e / 24, torch.where(small, torch.ones_like(e), e).expm1().log()
-    )
+    safe = torch.where(small, torch.ones_like(e), e)
+    return torch.where(small, log_e + e / 2 + e * e / 24, safe + (-(-safe).expm1()).log())
 
 
 def _logistic_excess(b: Tensor, log_e: Tensor) -> Tensor:
     # log(1 + exp(e - b)) - log(1 + exp(-b)) = log(1 + sigmoid(-b) (exp(e) - 1))
-    log_ratio = logsigmoid(-b) + _log_expm1(log_e)
-    ratio = log_ratio.exp()
-    small = ratio < 1e-5
-    exact = torch.where(small, torch.ones_like(ratio), ratio).log1p().log()
-    return torch.where(small, log_ratio - ratio / 2 + ratio * ratio * (5 / 24), exact)
+    huge = log_e > 600  # there it is log(e), and exp(log_e) will soon be infinite
+    log_ratio = logsigmoid(-b) + _log_expm1(log_e.clamp_max(600))
+    small = log_ratio < -11
+    ratio = torch.where(small, log_ratio, torch.zeros_like(log_ratio)).exp()
+    series = log_ratio - ratio / 2 + ratio * ratio * (5 / 24)
+    exact = softplus(torch.where(small, torch.ones_like(log_ratio), log_ratio)).log()
+    return torch.where(huge, log_e, torch.where(small, series, exact))
 
 
 LOSSES = {

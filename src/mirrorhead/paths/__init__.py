@@ -4,4 +4,10 @@ from mirrorhead.paths.descent import Path as Path
 from mirrorhead.paths.descent import descend as descend
 from mirrorhead.paths.diagnostics import Diagnostics as Diagnostics
 from mirrorhead.paths.diagnostics import diagnose as diagnose
+from mirrorhead.paths.joint_regularization import (
+    joint_regularization_path as joint_regularization_path,
+)
+from mirrorhead.paths.label_margin import assumption_b as assumption_b
+from mirrorhead.paths.regularization import RegularizationPath as RegularizationPath
+from mirrorhead.paths.regularization import regularization_path as regularization_path
 from mirrorhead.paths.stepsize import largest_step as largest_step

@@ -177,12 +177,10 @@ def recorded_steps(steps: int, per_decade: int = 40) -> set[int]:
 
 
 def direction_divergence(p: float, target: Tensor, path: Tensor, dims: int) -> Tensor:
-    """D(target, path) of the directions over the last dims; NaN where one of them is zero."""
+    """D(target, path) of the directions over the last dims; NaN where one is zero or NaN."""
     along = tuple(range(-dims, 0))
     target = target.expand_as(path)
-    defined = (path != 0).any(-1) & (target != 0).any(-1)
-    for _ in along[1:]:
-        defined = defined.any(-1)
+    defined = (path.abs().amax(along) > 0) & (target.abs().amax(along) > 0)  # NaN > 0 is False
     shape = defined.shape + (1,) * dims
     safe = [torch.where(defined.reshape(shape), x, torch.ones_like(x)) for x in (target, path)]
     divergence = PNorm(p).direction_divergence(safe[0], safe[1], along)

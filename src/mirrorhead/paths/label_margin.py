@@ -1,0 +1,126 @@
+"""Assumption B of the paper's appendix G: what mixing in other tokens costs the label margin."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from mirrorhead.attention import AttentionProblem
+from mirrorhead.margin import svm
+from mirrorhead.potential import check_p
+
+ROUNDS, BEST = 4, 20  # of the local search, and how many points it starts from
+
+
+def assumption_b(
+    problem: AttentionProblem, tokens: Tensor, p: float, samples: int = 2000, seed: int = 0
+) -> Tensor:
+    r"""The nu of Assumption B, (...): an upper estimate, found by search.
+
+    With Gamma the label margin 1/||v_mm||_p of the selected tokens, and Gamma'(s) that of the
+    features X_i' s_i (0 where they cannot be separated), the assumption asks for a nu > 0 with
+
+        Gamma - Gamma'(s) >= nu (1 - s_i,tokens_i)   for all samples i and all attention s,
+
+    so nu is the least of (Gamma - Gamma'(s)) / max_i (1 - s_i,tokens_i). Every s in the
+    product of simplices is allowed here; some W comes near it when the logits X_i W z_i are
+    free. The search looks at
+    1. the limit s -> one-hot, lambda_i (gamma_i,tokens_i - gamma_it) for the lp-SVM's hull
+       weights lambda and scores gamma of its unit head, which is exact: it is 0 at once when
+       a sample is no support vector;
+    2. other token sets: all of them where they are at most `samples`;
+    3. random attention, and random changes of the best points found.
+    What it finds is never less than the true nu. Zero (up to the solver's 1e-9) or a
+    negative number shows that the assumption fails; a positive one proves nothing.
+
+    Args:
+        problem: with one head and labels +1 and -1; its v is not used.
+        tokens: (..., n), selected tokens whose features can be separated.
+        p: the norm, greater than 1.
+        samples: how many points to try at least.
+        seed: of the random ones.
+
+    >>> X = torch.tensor([[[2.0, 0.0], [1.0, 0.0]], [[0.0, 2.0], [0.0, 1.0]]])
+    >>> problem = AttentionProblem(X, z=X[:, 0], y=[1.0, 1.0], v=[0.0, 0.0])
+    >>> assumption_b(problem, torch.tensor([0, 0]), p=2)  # 2/sqrt(5) - sqrt(2) for (0, 1)
+    tensor(0.3536, dtype=torch.float64)
+    >>> assumption_b(problem, torch.tensor([1, 0]), p=2) < 0
+    tensor(True)
+    """
+    p = check_p(p)
+    if problem.heads is not None or problem.classes is not None:
+        raise ValueError(f"problem must have one head and labels +1 and -1, got {problem}")
+    if type(samples) is not int or samples < 1:
+        raise ValueError(f"samples must be an integer >= 1, got {samples!r}")
+    X, y = problem.X, problem.y
+    lead, (n, T, d) = problem.trials, X.shape[-3:]
+    tokens = torch.as_tensor(tokens, device=X.device)
+    if tokens.shape != y.shape or tokens.is_floating_point() or tokens.dtype == torch.bool:
+        given = f"{tokens.dtype} {tuple(tokens.shape)}"
+        raise ValueError(f"tokens must be integers of shape {tuple(y.shape)}, got {given}")
+    valid = torch.ones(X.shape[:-1], dtype=torch.bool) if problem.mask is None else problem.mask
+    inside = bool(((tokens >= 0) & (tokens < T)).all())
+    if not inside or not bool(valid.gather(-1, tokens.unsqueeze(-1)).all()):
+        raise ValueError(f"tokens must be from 0 to {T - 1} and not padding")
+    parts = zip(
+        X.reshape(-1, n, T, d),
+        y.reshape(-1, n),
+        tokens.reshape(-1, n),
+        valid.reshape(-1, n, T),
+        strict=True,
+    )
+    generator = torch.Generator().manual_seed(seed)
+    return torch.stack([_search(*part, p, samples, generator) for part in parts]).reshape(lead)
+
+
+def _search(
+    X: Tensor, y: Tensor, tokens: Tensor, valid: Tensor, p: float, samples: int, g: torch.Generator
+) -> Tensor:
+    n, T, _ = X.shape
+    selected = torch.zeros(n, T, dtype=X.dtype).scatter_(-1, tokens.unsqueeze(-1), 1.0)
+    chosen = svm((selected.unsqueeze(-2) @ X).squeeze(-2), y, p)
+    if chosen.status != "optimal":
+        raise ValueError(f"tokens must have features that can be separated, got {chosen.status}")
+    margin = 1 / chosen.norm
+    others = valid & (selected == 0)
+    if not bool(others.any()):
+        raise ValueError("problem must have a sample with more than one token")
+
+    def ratio(s: Tensor) -> Tensor:
+        """(Gamma - Gamma') / max(1 - s) of attention (m, n, T), inf at the selected tokens."""
+        found = svm((s.unsqueeze(-2) @ X).squeeze(-2), y.expand(len(s), n), p)
+        moved = (s * others).sum(-1).amax(-1)
+        return ((margin - 1 / found.norm) / moved).where(moved > 0, torch.inf)
+
+    # 1. The slope at the selected tokens.
+    hull = chosen.dual / chosen.dual.sum()
+    scores = y.unsqueeze(-1) * (X @ (chosen.v * margin))
+    gaps = scores.gather(-1, tokens.unsqueeze(-1)) - scores
+    slope = (hull.unsqueeze(-1) * gaps).where(others, torch.inf).min()
+    # 2. Token sets, and 3. attention between them and the selected tokens.
+    sets = _token_sets(valid, samples, g)
+    vertices = torch.nn.functional.one_hot(sets, T).to(X.dtype)  # (m, n, T)
+    weights = torch.rand(len(sets), n, 1, dtype=X.dtype, generator=g)
+    # Let about half of the samples stay where they are.
+    weights = weights * (torch.rand(len(sets), n, 1, generator=g) < 0.5)
+    points = torch.cat([vertices, selected + weights * (vertices - selected)])
+    values = ratio(points)
+    for _ in range(ROUNDS):
+        best = values.topk(min(BEST, len(values)), largest=False).indices
+        points, values = points[best], values[best]
+        again = torch.randint(len(best), (samples // ROUNDS + 1,), generator=g)
+        goal = vertices[torch.randint(len(vertices), (len(again),), generator=g)]
+        step = torch.rand(len(again), n, 1, dtype=X.dtype, generator=g) ** 3
+        step = step * (torch.rand(len(again), n, 1, generator=g) < 0.5)
+        changed = points[again] + step * (goal - points[again])
+        points, values = torch.cat([points, changed]), torch.cat([values, ratio(changed)])
+    return torch.minimum(slope, values.min())
+
+
+def _token_sets(valid: Tensor, samples: int, g: torch.Generator) -> Tensor:
+    """All token sets (m, n) where they are few, else random ones."""
+    if int(valid.sum(-1).double().log().sum().exp().round()) <= samples:
+        return torch.tensor(list(product(*(row.nonzero().squeeze(-1).tolist() for row in valid))))
+    return torch.multinomial(valid.double(), samples, replacement=True, generator=g).T
