@@ -62,6 +62,7 @@ ORDER = [
     "optim",
     "experiments.base",
     "experiments.drawing",
+    "experiments.lines",
     "experiments.starts",
     "experiments",
     "experiments.storage",
