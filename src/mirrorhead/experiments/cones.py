@@ -28,7 +28,7 @@ from mirrorhead.attention import AttentionProblem
 from mirrorhead.data.synthetic import random_problem, random_weights
 from mirrorhead.experiments.base import Result, TrialSettings, Verdict, experiment, judge
 from mirrorhead.experiments.drawing import legend_below, panels
-from mirrorhead.experiments.lines import COLOURS, listed, of_each
+from mirrorhead.experiments.lines import COLOURS, listed
 from mirrorhead.paths.descent import Path, descend, direction_divergence
 from mirrorhead.potential import PNorm
 from mirrorhead.tokens import ConeConstants, cone_constants
@@ -81,19 +81,17 @@ def verdict(result: Result[Settings]) -> Verdict:
     mu_0, trials = result["mu_0"], settings.trials
     inside = [(result[name] <= mu_0).sum(0) for name in ("start", "end")]
     middle = {name: np.median(result[name], 0) for name in result.arrays}
-    words = [
-        f"delta {delta:.2g}, mu_0 {mu:.1g}; (13) fails from D = {reach:.1g} on"
-        for delta, mu, reach in zip(middle["delta"], middle["mu_0"], middle["reach"], strict=True)
-    ]
     rare = max(part.max() for part in inside) <= 0.05 * trials
     return judge(
         CLAIM,
-        f"medians over trials: {of_each(settings.p, words)}. On the boundary (13) is violated in "
+        f"p = {listed(settings.p, 'g')}: medians of delta {listed(middle['delta'])}, of mu_0 "
+        f"{listed(middle['mu_0'], '.0e')}, of the divergence at which (13) first fails "
+        f"{listed(middle['reach'], '.0e')}; it fails on the boundary of "
         f"{(result['slack'] < 0).sum()} of {mu_0.size} cones",
         bool((result["slack"] >= 0).all()),
-        f"The cones are too narrow to matter: of {trials} paths of Figure 4 for each p, "
-        f"{listed(inside[0], 'd')} start inside and {listed(inside[1], 'd')} end inside, where the "
-        f"median divergences are {listed(middle['end'], '.1e')}." if rare else "",
+        f"The cones are too narrow to matter: of the {trials} paths of Figure 4 for each p "
+        f"{listed(inside[0], 'd')} start and {listed(inside[1], 'd')} end inside; they end at a "
+        f"median D of {listed(middle['end'], '.1e')}." if rare else "",
     )  # fmt: skip
 
 

@@ -77,18 +77,14 @@ def verdict(result: Result[Settings]) -> Verdict:
     settings, divergence = result.settings, result["divergence"]
     slope = _slopes(result)
     right = result["right"][..., -1].sum(0)
-    words = [
-        f"D {listed(values, '.1e')}, slope {s:.2f}, best tokens in {count} of {settings.trials}"
-        for values, s, count in zip(
-            np.median(divergence, 0), np.median(slope, 0), right, strict=True
-        )
-    ]
+    words = [listed(row, ".1e") for row in np.median(divergence, 0)]
     holds = (right >= 0.95 * settings.trials) & (np.median(slope, 0) < -1)
     optima = result["optima"][..., -1]
     return judge(
         CLAIM,
-        f"median D at R / ||W_mm|| = {listed(settings.radii, 'g')}, its slope over the last "
-        f"decade, and tokens at the last: {of_each(settings.p, words)}",
+        f"median D at R / ||W_mm|| = {listed(settings.radii, 'g')}: {of_each(settings.p, words)}. "
+        f"Slopes over the last decade {listed(np.median(slope, 0), '.2f')}; the best tokens at the "
+        f"last radius in {listed(right, 'd')} of {settings.trials} trials",
         bool(holds.all()),
         f"There are many local minima: {settings.starts} starts end at {optima.mean():.1f} "
         f"different ones on average at the largest radius, and the best of them is taken."

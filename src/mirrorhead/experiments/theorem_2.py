@@ -21,7 +21,7 @@ from torch import Tensor
 from mirrorhead.data.synthetic import random_problem, random_weights
 from mirrorhead.experiments.base import Result, TrialSettings, Verdict, experiment, judge
 from mirrorhead.experiments.drawing import legend_below, panels
-from mirrorhead.experiments.lines import COLOURS, GREY, NORM, median_band, of_each
+from mirrorhead.experiments.lines import COLOURS, GREY, NORM, listed, median_band
 from mirrorhead.margin import attention_svm
 from mirrorhead.paths.descent import Path, descend, recorded_steps
 from mirrorhead.paths.diagnostics import fitted_slope, log_growth
@@ -101,18 +101,13 @@ def verdict(result: Result[Settings]) -> Verdict:
     predicted = 1 / (1 + (np.array(settings.p) - 2) / np.median(end, 0))
     middle = np.median(growth, 0)
     power = np.median(result["power"], 0)
-    words = [
-        f"{g:.2f} a unit of log k (theory {t:.2f}), N = {n:.1f} after {settings.steps:,} steps; "
-        f"normalized: N ~ k^{e:.2f} (theory {1 / (p - 1):.2f})"
-        for p, g, t, n, e in zip(
-            settings.p, middle, predicted, np.median(end, 0), power, strict=True
-        )
-    ]
     diverges = bool((growth > 0).all() and (np.abs(middle / predicted - 1) < 0.25).all())
     unbounded = bool((result["power"] > 0).all())
     least = [np.nanmin(result[f"allowed {p:g}"], 1) for p in settings.p]  # (trials,) each
-    bounds = of_each(settings.p, [f"{np.median(x):.2g} (least {x.min():.2g})" for x in least])
-    remark = f"The step that Remark 1 allows along the path, median over trials: {bounds}."
+    remark = (
+        f"The largest step that Remark 1 allows along the path: {listed(map(np.median, least), '.3g')} "
+        f"(median over trials; least {listed(map(np.min, least))})."
+    )
     flipped = result["flips"].T
     for p, lr, allowed, flips in zip(settings.p, settings.lr, least, flipped, strict=True):
         if p > 2 and (flips > 0).any():
@@ -121,10 +116,13 @@ def verdict(result: Result[Settings]) -> Verdict:
                 f"{(flips > 0).sum()} of {settings.trials} trials: no constant step is allowed "
                 f"there; lr = {lr:g}, above it in {(allowed < lr).sum()} trials, diverges too."
             )
+    theory = 1 / (np.array(settings.p) - 1)
     return judge(
         CLAIM,
-        f"growth of N = ||W|| / ||W_mm|| under the constant rule, medians: "
-        f"{of_each(settings.p, words)}",
+        f"p = {listed(settings.p, 'g')}: N = ||W|| / ||W_mm|| gains {listed(middle, '.2f')} for "
+        f"each unit of log k (theory {listed(predicted, '.2f')}) and is "
+        f"{listed(np.median(end, 0), '.1f')} after {settings.steps:,} constant steps (medians); "
+        f"under the normalized rule it grows like k to the {listed(power, '.2f')} (theory {listed(theory, '.2f')})",
         diverges and unbounded,
         remark,
     )

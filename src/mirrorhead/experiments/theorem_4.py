@@ -22,7 +22,7 @@ from torch import Tensor
 from mirrorhead.data.synthetic import random_problem
 from mirrorhead.experiments.base import Result, TrialSettings, Verdict, experiment, judge
 from mirrorhead.experiments.drawing import panels
-from mirrorhead.experiments.lines import COLOURS, GREY, NORM, median_band, of_each
+from mirrorhead.experiments.lines import COLOURS, GREY, NORM, listed, median_band
 from mirrorhead.paths.descent import descend
 from mirrorhead.paths.diagnostics import fitted_slope, observed_rate, theorem_rate
 from mirrorhead.potential import PNorm
@@ -82,23 +82,20 @@ def verdict(result: Result[Settings]) -> Verdict:
     exponents, local = result.settings.p, result["local"].sum(0)
     below = (result["excess"] < 0).sum(0)
     median = np.nanmedian(result["slope"], 0)
-    spread = np.nanquantile(result["slope"], (0.1, 0.9), axis=0)
-    words = [
-        f"{middle:.2f} ({low:.2f} to {high:.2f}; theorem {theorem_rate(p):g})"
-        for p, middle, low, high in zip(exponents, median, *spread, strict=True)
-    ]
-    seen = [observed_rate(p) for p in exponents]
-    squared = np.abs(median - seen) < 0.25
-    near = ", ".join(f"{p:g}" for p, yes in zip(exponents, squared, strict=True) if yes)
+    seen = np.array([observed_rate(p) for p in exponents])
+    near = [p for p, yes in zip(exponents, np.abs(median - seen) < 0.25, strict=True) if yes]
+    remark = (
+        f"What is seen is about the square of the bound, D ~ ||W||^(-2 min(1, p-1)), that is "
+        f"{listed(seen, 'g')} (within 0.25 for p = {listed(near, 'g')})."
+    )
     return judge(
         CLAIM,
-        f"median slope of log D against log ||W|| (middle 80 % of trials): "
-        f"{of_each(exponents, words)}. D over the bound falls in {below.sum()} of {local.sum()} "
-        f"paths to locally optimal tokens",
+        f"p = {listed(exponents, 'g')}: median slope of log D against log ||W|| "
+        f"{listed(median, '.2f')}, the theorem's {listed(map(theorem_rate, exponents), 'g')}; D "
+        f"over the bound falls in {below.sum()} of {local.sum()} paths to locally optimal tokens",
         bool(local.any(0).all() and (below >= 0.95 * local).all()),
-        f"What is seen is about the square of the bound, D ~ ||W||^(-2 min(1, p-1)), for p = "
-        f"{near}." if near else "",
-    )  # fmt: skip
+        remark if near else "",
+    )
 
 
 def draw(result: Result[Settings]) -> Figure:

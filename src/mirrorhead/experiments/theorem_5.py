@@ -23,7 +23,7 @@ from mirrorhead.attention import AttentionProblem
 from mirrorhead.data.examples import example_2
 from mirrorhead.experiments.base import Result, TrialSettings, Verdict, experiment, judge
 from mirrorhead.experiments.drawing import panels
-from mirrorhead.experiments.lines import COLOURS, GREY, of_each
+from mirrorhead.experiments.lines import COLOURS, GREY, listed
 from mirrorhead.margin import MarginSolution, attention_svm, svm
 from mirrorhead.paths.descent import descend
 from mirrorhead.paths.joint_regularization import joint_regularization_path
@@ -75,29 +75,31 @@ def run(settings: Settings) -> dict[str, Tensor]:
 def verdict(result: Result[Settings]) -> Verdict:
     """It holds if the path ends at the pair of the largest margin, near both solutions."""
     settings = result.settings
-    words, holds, apart = [], [], []
+    names, holds, apart = [], [], []
     for k, p in enumerate(settings.p):
         margins, tokens = result["margins"][0, k], result["tokens"][0, k, -1]
-        weights, head, nu = (result[name][0, k] for name in ("weights", "head", "nu"))
         best, chosen = int(margins.argmax()), _index(tokens)
+        near = result["weights"][0, k, -1] < min(1e-3, result["weights"][0, k, 0] / 10)
+        near &= result["head"][0, k, -1] < 1e-3
+        holds.append(best == chosen and near and result["nu"][0, k] > 0)
+        names.append(_pair(tokens))
         descent = _index(result["descent_tokens"][0, k])
-        near = max(weights[-1], head[-1]) < 1e-3 and weights[-1] < weights[0] / 10
-        holds.append(best == chosen and near and nu > 0)
-        words.append(
-            f"{_pair(tokens)}, label margin {margins[chosen]:.4f} (best {margins[best]:.4f}), D of "
-            f"W {weights[-1]:.1e}, of v {head[-1]:.1e}, nu at most {nu:.2g}"
-        )
         if descent != chosen:
             apart.append(
-                f"p = {p:g}: JointGD ends at {_pair(PAIRS[descent])}, label margin "
-                f"{margins[descent]:.4f}, with D of W {result['descent_weights'][0, k]:.1e} and of "
-                f"v {result['descent_head'][0, k]:.1e} to the solutions there"
+                f"at p = {p:g} JointGD ends at {_pair(PAIRS[descent])}, of label margin "
+                f"{margins[descent]:.4f}, not {margins[chosen]:.4f}, with D of W "
+                f"{result['descent_weights'][0, k]:.1e} and of v "
+                f"{result['descent_head'][0, k]:.1e} to the solutions there"
             )
+    ends = [listed(result[name][0, :, -1], ".1e") for name in ("weights", "head")]
     return judge(
         CLAIM,
-        f"at {settings.radii[-1]:g} times the norms of the solutions: {of_each(settings.p, words)}",
+        f"p = {listed(settings.p, 'g')}: at {settings.radii[-1]:g} times the solutions' norms "
+        f"the path is at {' / '.join(names)}, with D of W {ends[0]} and of v {ends[1]}; the widest "
+        f"label margin is {listed(result['margins'][0].max(-1), '.4f')}, nu at most "
+        f"{listed(result['nu'][0])}",
         all(holds),
-        f"JointGD does not always select the same tokens. {'; '.join(apart)}." if apart else "",
+        f"JointGD need not select the same tokens: {'; '.join(apart)}." if apart else "",
     )
 
 

@@ -23,7 +23,7 @@ from mirrorhead.attention import AttentionProblem
 from mirrorhead.data.synthetic import random_problem
 from mirrorhead.experiments.base import Result, TrialSettings, Verdict, experiment, judge
 from mirrorhead.experiments.drawing import panels
-from mirrorhead.experiments.lines import COLOURS, at_a_tenth, median_band, of_each
+from mirrorhead.experiments.lines import COLOURS, at_a_tenth, listed, median_band
 from mirrorhead.margin import attention_svm
 from mirrorhead.paths.descent import descend, recorded_steps
 
@@ -80,17 +80,24 @@ def verdict(result: Result[Settings]) -> Verdict:
     """It would hold if nearly all trials became one-hot and converged."""
     settings = result.settings
     one_hot = _one_hot(result)  # (trials, exponents)
-    words, converge = [], []
+    good, bad, converge = [], [], []
     for k, (p, steps) in enumerate(zip(settings.p, settings.steps, strict=True)):
         chosen, divergence = one_hot[:, k], result[f"divergence {p:g}"]
-        text = f"{chosen.sum()} of {settings.trials} trials one-hot"
+        end, before = divergence[:, -1], divergence[:, at_a_tenth(steps)]
         if chosen.any():
-            end, before = divergence[chosen, -1], divergence[chosen, at_a_tenth(steps)]
-            converge.append(np.median(end) < 0.01 and (end < before / 2).mean() >= 0.9)
-            text += f", median D {np.median(end):.1e} among them"
+            good.append(np.median(end[chosen]))
+            fell = (end < before / 2)[chosen].mean()
+            converge.append(good[-1] < 0.01 and fell >= 0.9)
         if not chosen.all():
-            text += f" and {np.median(divergence[~chosen, -1]):.1e} among the others"
-        words.append(text)
+            bad.append(np.median(end[~chosen]))
+    measured = (
+        f"p = {listed(settings.p, 'g')}: {listed(one_hot.sum(0), 'd')} of {settings.trials} trials "
+        f"become one-hot"
+    )
+    if good:
+        measured += f", with a median D of {listed(good, '.1e')}"
+    if bad:
+        measured += f"; the others end at {listed(bad, '.1e')}"
     pure = result["pure"].all(1)
     soft = (result["mass"] <= ONE_HOT).mean()
     remark = (
@@ -103,7 +110,7 @@ def verdict(result: Result[Settings]) -> Verdict:
     if converge:
         remark += f" Paths that become one-hot {'do' if all(converge) else 'do not all'} converge."
     holds = bool(one_hot.mean() >= 0.95 and converge and all(converge))
-    return judge(CLAIM, of_each(settings.p, words), holds, remark)
+    return judge(CLAIM, measured, holds, remark)
 
 
 def draw(result: Result[Settings]) -> Figure:
