@@ -36,11 +36,15 @@ class Gradient:
     """A gradient as `mantissa * exp(log_scale)`, one scale for each trial.
 
     dims: how many of the last dimensions belong to the parameter; the others are trials.
+    mass: (...), of a gradient in W: the sum of |dL/dh_it| over all tokens but the selected ones,
+    in units of exp(log_scale). Where attention is nearly one-hot on better tokens than the
+    others, it is what the loss still has to fall, and gradient over mass that of its logarithm.
     """
 
     mantissa: Tensor
     log_scale: Tensor
     dims: int
+    mass: Tensor | None = None
 
     @property
     def _dims(self) -> tuple[int, ...]:
@@ -272,6 +276,17 @@ class AttentionProblem:
         forward = self._forward(self._weights(W))
         return self._weight_gradient(forward), self._head_gradient(forward)
 
+    def reach(self, q: float) -> Tensor:
+        """How far weights of p-norm one can move a logit from its sample's mean, (...).
+
+        |(x_t - mean x)' W z| <= ||W||_p ||x_t - mean x||_q ||z||_q; the largest over all tokens.
+        """
+        kept = torch.ones_like(self.X[..., 0]) if self.mask is None else self.mask.to(self.X)
+        kept = kept.unsqueeze(-1)  # (..., n, T, 1)
+        centre = (self.X * kept).sum(-2, keepdim=True) / kept.sum(-2, keepdim=True)
+        spread = lp_norm((self.X - centre) * kept, q, -1).amax(-1)  # (..., n)
+        return (spread * lp_norm(self.z, q, -1)).amax(-1)
+
     # -- inside: heads stand between samples and tokens, (..., n, heads, T) ---------------
 
     @cached_property
@@ -334,13 +349,14 @@ class AttentionProblem:
     def _weight_gradient(self, forward: _Forward) -> Gradient:
         _, rest, tail, _, gap, shortfall, _, log_scale, _ = forward
         pull = rest * (tail * shortfall - gap)  # (..., n, heads, T), 0 at the selected token
-        pull.scatter_(-1, forward.token, -pull.sum(-1, keepdim=True))
         largest = log_scale.amax((-2, -1), keepdim=True)
         share = (log_scale - largest).exp() / -self.X.shape[-3]
+        mass = -(pull.abs().sum(-1) * share).sum((-2, -1))
+        pull.scatter_(-1, forward.token, -pull.sum(-1, keepdim=True))
         rows = torch.matmul(pull * share.unsqueeze(-1), self.X)  # (..., n, heads, d)
         mantissa = torch.matmul(rows.movedim(-3, -1), self.z.unsqueeze(-3))
         mantissa = mantissa if self.heads is not None else mantissa.squeeze(-3)
-        return Gradient(mantissa, largest[..., 0, 0], self.weight_dims)
+        return Gradient(mantissa, largest[..., 0, 0], self.weight_dims, mass)
 
     def _head_gradient(self, forward: _Forward) -> Gradient:
         _, rest, tail, selected, _, _, log_slope, _, weights = forward

@@ -14,17 +14,15 @@ from torch import Tensor
 
 from mirrorhead.attention import AttentionProblem, Gradient
 from mirrorhead.margin import MarginSolution
+from mirrorhead.paths.acceleration import Accelerated
 from mirrorhead.paths.checkpoint import fingerprint, load_checkpoint, save_checkpoint
 from mirrorhead.paths.compiled import NormalizedLoop, can_compile
 from mirrorhead.paths.progress import progress_bar
 from mirrorhead.paths.rules import Constant, Normalized, Rule, State
 from mirrorhead.paths.stepsize import warn_if_too_large
-from mirrorhead.potential import PNorm, check_p
+from mirrorhead.potential import PNorm, check_p, dual_exponent
 
-RULES: dict[str, Callable[[float, float], Rule]] = {
-    "constant": Constant,
-    "normalized": Normalized,
-}
+RULES = ("constant", "normalized", "accelerated")
 AT_ONCE = 250  # steps between two looks at the clock
 
 
@@ -94,10 +92,11 @@ def descend(
         problem: the data; leading dimensions are trials, each with its own W.
         p: the exponent of the potential, p > 1.
         steps: how many steps to take.
-        lr: the step size.
+        lr: the step size; for "accelerated", which finds its own, the shortest it may take.
         rule: "constant" as written above (lp-AttGD; warns where lr exceeds what Remark 1
-            allows), "normalized" with the gradient over its dual norm, or "accelerated"
-            (see docs/descent.md).
+            allows), "normalized" with the gradient over its dual norm, or "accelerated",
+            which reaches the same direction in a fraction of the steps
+            (docs/acceleration.md); it trains W alone.
         joint: train the head v as well, with the same rule (lp-JointGD); it starts at
             problem.v.
         init: W(0), zero by default; a pair (K, Q) of (..., d, m) trains the factors of
@@ -128,10 +127,12 @@ def descend(
     for name, rate in (("lr", lr), ("head_lr", lr if head_lr is None else head_lr)):
         if not (isinstance(rate, int | float) and 0 < rate < math.inf):
             raise ValueError(f"{name} must be a number > 0, got {rate!r}")
+    if rule == "accelerated" and (joint or isinstance(init, tuple)):
+        raise ValueError("rule='accelerated' trains W alone: no joint=True, no factors (K, Q)")
     wanted = recorded_steps(steps) if record is None else _check_record(record, steps)
     parameters = _parameters(problem, joint, init)
     rates = {"v": lr if head_lr is None else head_lr}
-    rules = {name: RULES[rule](p, rates.get(name, lr)) for name in parameters}
+    rules = {name: _rule(rule, problem, p, rates.get(name, lr)) for name in parameters}
 
     with torch.no_grad():
         states = {name: rules[name].start(w, dims) for name, (w, dims) in parameters.items()}
@@ -155,7 +156,7 @@ def descend(
                         save_checkpoint(checkpoint, key, _pack(step, states, records))
                         saved = time.monotonic()
                 if stop in wanted and stop not in records:
-                    weights = {name: rules[name].weights(states[name]) for name in rules}
+                    weights = {name: rules[name].recorded(states[name]) for name in rules}
                     _check_finite(weights, stop, lr)
                     records[stop] = weights
                     if rule == "constant":
@@ -241,6 +242,12 @@ def _parameters(
         if not bool(w.isfinite().all()):
             raise ValueError(f"init must be finite, {name} is not")
     return parameters
+
+
+def _rule(rule: str, problem: AttentionProblem, p: float, lr: float) -> Rule:
+    if rule == "accelerated":
+        return Accelerated(p, lr, problem.reach(dual_exponent(p)))
+    return {"constant": Constant, "normalized": Normalized}[rule](p, lr)
 
 
 def _gradients(problem: AttentionProblem, weights: dict[str, Tensor]) -> dict[str, Gradient]:

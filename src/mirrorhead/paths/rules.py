@@ -32,6 +32,10 @@ class Rule(Protocol):
         """The weights at which the next gradient is to be taken."""
         ...
 
+    def recorded(self, state: State) -> Tensor:
+        """The weights that a path records: the same for the plain rules."""
+        ...
+
     def advance(self, state: State, gradient: Gradient) -> State:
         """The state after one step."""
         ...
@@ -49,6 +53,9 @@ class Constant:
 
     def weights(self, state: State) -> Tensor:
         return signed_power(state["u"], inverse_exponent(self.p))
+
+    def recorded(self, state: State) -> Tensor:
+        return self.weights(state)
 
     def advance(self, state: State, gradient: Gradient) -> State:
         return {"u": state["u"] - self.lr * gradient.value}

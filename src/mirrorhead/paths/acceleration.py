@@ -1,0 +1,152 @@
+r"""The accelerated rule: Nesterov's method on the dual of the max-margin problem.
+
+Once attention is nearly one-hot, the loss falls like sum_j c_j exp(-A_j W), with a row
+A_j W = (x_i,alpha - x_it)' W z_i for each token that is not selected, and -grad is A' lambda
+with lambda_j = c_j exp(-A_j W). Over its sum, lambda is a softmax of -A W, a point of the
+simplex, and the direction of largest margin is dual to
+
+    min over lambda in the simplex of phi(A' lambda),      phi(u) = 1/2 ||u||_q^2.
+
+Nesterov's accelerated method on that problem, with the entropy as its distance, needs of
+lambda only z = A' lambda = -grad / mass: it never sees the rows. It keeps the weights W, a
+sum of primal points, and x, an average of the z. With s its step and A the sum of all a,
+
+    a = (s + sqrt(s^2 + 4 s A)) / 2,   theta = a / (A + a),   y = (1 - theta) x + theta z,
+    W+ = W + a grad phi(y),   z+ = z at W+,   x+ = (1 - theta) x + theta z+.
+
+For p = 2 and a fixed s this is the dual acceleration of Ji, Srebro and Telgarsky (2021).
+The step is right when x+ has not gone past the minimum between y and x+ (s at most one over
+the curvature of phi, for a quadratic):
+
+    <grad phi(x+), z+ - z> <= 0.
+
+Then s grows by GROWTH; else the step is taken back and s halved. At its floor lr / reach^2 a
+step is taken all the same: before attention has settled the dual problem itself still moves,
+and no step would pass.
+
+At the steps 64, 128, 256, ... the average starts anew, x = z and A = 0, while W stays: what
+came before attention settled is forgotten, and near the solution, where the dual problem is
+strongly convex, restarts make convergence faster than any power of k. For the same reason a
+path records W(k) - W(j) with j the power of two in (k/4, k/2]. docs/acceleration.md tells more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mirrorhead.attention import Gradient
+from mirrorhead.paths.rules import State
+from mirrorhead.potential import dual_exponent, lp_norm, signed_power
+
+GROWTH, SHRINK = 1.05, 0.5
+RESTART = 64
+# The step is at most so many times its floor: where one row binds alone no step is too long,
+# and logits beyond 1e12 would be noise.
+LONGEST = 1e3
+# Rounding of the test: logits of 1e7 leave 1e-9 of noise in z, and 1e-15 in the slope.
+TOLERANCE = 1e-13
+
+
+@dataclass(frozen=True, eq=False)
+class Accelerated:
+    """One step of Nesterov's method in the dual, with a step size of its own in each trial.
+
+    lr: the shortest step, in units of 1 / reach^2. reach: (...), how far weights of norm one
+    can move a logit (`AttentionProblem.reach`), so that the scale of the data does not matter.
+    """
+
+    p: float
+    lr: float
+    reach: Tensor
+
+    def start(self, w: Tensor, dims: int) -> State:
+        """At w, with a step of length 0 still to be judged: the first gradient is taken at w."""
+        zero, scalar = torch.zeros_like(w), self._floor(dims).to(w)
+        return {
+            "W": w.clone(),  # what has been accepted
+            "x": zero,
+            "z": zero,
+            "move": zero,  # grad phi(y)
+            "sum": torch.zeros_like(scalar),  # A
+            "a": torch.zeros_like(scalar),
+            "theta": torch.ones_like(scalar),
+            "step": scalar,  # s
+            "count": torch.zeros((), dtype=torch.int64, device=w.device),
+            "anchor": zero,  # W(j), left out of what is recorded
+            "next_anchor": zero,  # W(2 j)
+        }
+
+    def weights(self, state: State) -> Tensor:
+        return state["W"] + state["a"] * state["move"]
+
+    def recorded(self, state: State) -> Tensor:
+        """W(k) - W(j), or W(k) as long as that is not the larger part, as after a large init."""
+        W, dims = self.weights(state), self._dims(state["W"])
+        rest = W - state["anchor"]
+        larger = lp_norm(rest, self.p, dims, True) >= 0.5 * lp_norm(W, self.p, dims, True)
+        return rest.where(larger, W)
+
+    def advance(self, state: State, gradient: Gradient) -> State:
+        q, dims = dual_exponent(self.p), self._dims(state["W"])
+        z, x, theta, step = state["z"], state["x"], state["theta"], state["step"]
+        floor = self._floor(len(dims)).to(step)
+
+        # The step from W, judged by the gradient at its end.
+        new_z = _unit_mass(gradient)
+        new_x = x + theta * (new_z - x)
+        slope = grad_phi(new_x, q, dims)
+        overshoot = (slope * (new_z - z)).sum(dims, keepdim=True)
+        fits = overshoot <= TOLERANCE * lp_norm(new_x, q, dims, True) ** 2
+        accepted = fits | (step <= floor)
+        W = self.weights(state).where(accepted, state["W"])
+        x, z = new_x.where(accepted, x), new_z.where(accepted, z)
+        total = (state["sum"] + state["a"]).where(accepted, state["sum"])
+        longer = torch.minimum(step * GROWTH, floor * LONGEST)
+        step = longer.where(fits, torch.maximum(step * SHRINK, floor))
+
+        # The next one.
+        count = int(state["count"]) + 1
+        power_of_two = count & (count - 1) == 0
+        if power_of_two and count >= RESTART:
+            x, total = z, torch.zeros_like(total)
+        a = (step + (step * step + 4 * step * total).sqrt()) / 2
+        theta = a / (total + a)
+        new = {
+            "W": W, "x": x, "z": z, "move": grad_phi(x + theta * (z - x), q, dims),
+            "sum": total, "a": a, "theta": theta, "step": step, "count": state["count"] + 1,
+        }  # fmt: skip
+        if power_of_two:
+            return new | {"anchor": state["next_anchor"], "next_anchor": self.weights(new)}
+        return new | {name: state[name] for name in ("anchor", "next_anchor")}
+
+    def _dims(self, w: Tensor) -> tuple[int, ...]:
+        return tuple(range(self.reach.dim() - w.dim(), 0))
+
+    def _floor(self, dims: int) -> Tensor:
+        reach = self.reach.where(self.reach > 0, 1)  # all tokens alike: no gradient either
+        return (self.lr / reach**2).reshape(self.reach.shape + (1,) * dims)
+
+
+def grad_phi(u: Tensor, q: float, dims: tuple[int, ...]) -> Tensor:
+    """The gradient of 1/2 ||u||_q^2, ||u||_q (|u|/||u||_q)^(q-1) sign(u): u itself for q = 2.
+
+    >>> u = torch.tensor([3.0, 4.0])
+    >>> grad_phi(u, 2, (-1,))
+    tensor([3., 4.])
+    >>> float(grad_phi(u, 1.25, (-1,)) @ u / lp_norm(u, 1.25) ** 2)  # <grad phi(u), u> = ||u||^2
+    1.0
+    """
+    if q == 2:
+        return u
+    norm = lp_norm(u, q, dims, keepdim=True)
+    return norm * signed_power(u / norm.where(norm > 0, 1), q - 1)
+
+
+def _unit_mass(gradient: Gradient) -> Tensor:
+    """z = -grad / mass, a weighted mean of rows where every weight is positive."""
+    assert gradient.mass is not None
+    mass = gradient.mass.where(gradient.mass > 0, 1)  # no mass, no gradient
+    return -gradient.mantissa / mass.reshape(mass.shape + (1,) * gradient.dims)
