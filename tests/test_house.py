@@ -63,6 +63,7 @@ ORDER = [
     "experiments.source",
     "experiments.base",
     "experiments.drawing",
+    "experiments.lines",
     "experiments.starts",
     "experiments",
     "experiments.storage",

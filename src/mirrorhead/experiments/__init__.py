@@ -17,8 +17,15 @@ ORDER = (
     "example-2",
     "figure-4",
     "figure-5",
+    "theorem-1",
+    "theorem-2",
+    "theorem-4",
+    "theorem-5",
+    "cones",
     "initialization",
     "normalization",
+    "two-heads",
+    "three-classes",
 )
 
 
