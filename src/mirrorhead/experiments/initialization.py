@@ -99,9 +99,9 @@ def verdict(result: Result[Settings]) -> Verdict:
     remark = (
         f"Tokens are locally optimal at the paper's length in {soon.mean():.1%} of the paths "
         f"(without {_name(settings.starts[far])} {np.delete(soon, far, 0).mean():.1%}), within "
-        f"{settings.patience} times that in {at_last.mean():.1%}. They are globally optimal in "
-        f"{_share(best, settings, 0)} from zero (p = {exponents}), in {_share(best, settings, 1)} "
-        f"from normal starts of scale 1."
+        f"{settings.patience} times that in {(needed > 0).sum():,} of {needed.size:,}. They are "
+        f"globally optimal in {_share(best, settings, 0)} from zero (p = {exponents}), in "
+        f"{_share(best, settings, 1)} from normal starts of scale 1."
     )
     measured = f"mean D at the paper's length by start, {'; '.join(words)}"
     return judge(CLAIM, measured, bool(at_last.mean() >= 0.98), remark)
