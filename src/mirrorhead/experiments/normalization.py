@@ -90,7 +90,7 @@ def verdict(result: Result[Settings]) -> Verdict:
     ratios = np.stack([_ratios(result, p) for p in settings.p])  # (exponents, trials)
     low, middle, high = np.quantile(ratios, (0.05, 0.5, 0.95), axis=1)
     slow, fast = (
-        [result[f"divergence {p:g} {rule}"][:, -1].mean() for p in settings.p]
+        [np.median(result[f"divergence {p:g} {rule}"][:, -1]) for p in settings.p]
         for rule in ("constant", "normalized")
     )
     distance = [result[f"distance {p:g} constant"][:, -1].mean() for p in settings.p]
@@ -100,7 +100,7 @@ def verdict(result: Result[Settings]) -> Verdict:
         f"p = {_row('g', settings.p)}: D with constant over D with normalised steps, equally far "
         f"from the start, median {_row('.3f', middle)} (middle 90 % within {low.min():.3f} to "
         f"{high.max():.3f}), tokens there agree in {_row('.0%', result['agree'].mean(0))}. "
-        f"{settings.constant:,} constant steps come to a mean D of {_row('.1e', slow)}, as do "
+        f"{settings.constant:,} constant steps come to a median D of {_row('.1e', slow)}, as do "
         f"about {_row('.0f', steps)} normalised ones, which end at {_row('.1e', fast)}"
     )
     holds = bool(same.all() and (steps <= settings.constant / 10).all())
