@@ -1,6 +1,6 @@
 """Robustness to the start: from where does descent find locally optimal tokens, and how soon?
 
-The theorems ask that W(0) lies in a narrow cone around a locally optimal solution (`theorem-2`
+The theorems ask that W(0) lies in a narrow cone around a locally optimal solution (`cones`
 shows how narrow); no start here does. Starts differ in scale and in distribution, on the
 problems of Figure 4. A path whose tokens are not locally optimal at the paper's number of steps
 goes on, up to `patience` times as long.
