@@ -141,7 +141,9 @@ def test_records_are_the_steps_asked_for() -> None:
     assert divergence[1:].isfinite().all()
 
 
-@pytest.mark.parametrize(("rule", "joint"), [("normalized", True), ("constant", False)])
+@pytest.mark.parametrize(
+    ("rule", "joint"), [("normalized", True), ("constant", False), ("accelerated", False)]
+)
 def test_a_killed_run_resumes_to_the_same_bits(
     rule: str, joint: bool, tmp_path: File, monkeypatch: pytest.MonkeyPatch
 ) -> None:

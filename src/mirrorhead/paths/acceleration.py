@@ -136,8 +136,8 @@ def grad_phi(u: Tensor, q: float, dims: tuple[int, ...]) -> Tensor:
     >>> u = torch.tensor([3.0, 4.0])
     >>> grad_phi(u, 2, (-1,))
     tensor([3., 4.])
-    >>> float(grad_phi(u, 1.25, (-1,)) @ u / lp_norm(u, 1.25) ** 2)  # <grad phi(u), u> = ||u||^2
-    1.0
+    >>> grad_phi(u, 1.25, (-1,)) @ u / lp_norm(u, 1.25) ** 2  # <grad phi(u), u> = ||u||^2
+    tensor(1.0000)
     """
     if q == 2:
         return u
