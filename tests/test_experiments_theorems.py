@@ -15,6 +15,7 @@ import torch
 from mirrorhead.data.synthetic import random_problem, random_weights
 from mirrorhead.experiments import (
     ORDER,
+    acceleration,
     cones,
     load,
     theorem_1,
@@ -40,6 +41,9 @@ TINY: dict[str, Any] = {
     ),
     "theorem-5": replace(theorem_5.QUICK, p=(2.0,), radii=(1.0, 30.0), starts=2, steps=(300,)),
     "cones": replace(cones.QUICK, trials=3, p=(1.75, 3.0), steps=(100, 100)),
+    "acceleration": replace(
+        acceleration.QUICK, trials=3, p=(2.0, 5.0), steps=(60, 60), lr=(0.1, 1.0)
+    ),
     "two-heads": replace(two_heads.QUICK, trials=3, steps=SHORT),
     "three-classes": replace(three_classes.QUICK, trials=3, steps=SHORT),
 }
@@ -276,6 +280,44 @@ def test_label_margins_of_example_2_by_hand() -> None:
         nearest = np.linalg.norm(t * a + (1 - t) * b)  # of the segment to the origin
         at = theorem_5.PAIRS.index((row, 0))
         np.testing.assert_allclose(margins[at], nearest, rtol=1e-9)
+
+
+# -- acceleration -----------------------------------------------------------------------------
+
+
+def test_acceleration_is_judged_by_its_goals_and_by_the_best_rival() -> None:
+    _, result = tiny("acceleration")
+    shape = result["accelerated 2"].shape
+
+    def case(middle: float, worst: float, rival: float) -> dict[str, np.ndarray]:
+        """p = 2 ends at `middle` in the median, p = 5 at `worst` in one trial of three."""
+        high = np.full(shape, 1e-9)
+        high[0] = worst
+        slow = np.full((*shape, 2), 1.0)
+        slow[..., 1] = rival
+        return {
+            "accelerated 2": np.full(shape, middle),
+            "accelerated 5": high,
+            "normalized 2": slow,
+            "normalized 5": slow,
+        }
+
+    assert doctored("acceleration", **case(1e-9, 1e-7, 1e-3)) == "holds"
+    assert doctored("acceleration", **case(2e-8, 1e-7, 1e-3)) == "does not hold"
+    assert doctored("acceleration", **case(1e-9, 2e-6, 1e-3)) == "does not hold"
+    assert doctored("acceleration", **case(1e-9, 1e-7, 2e-9)) == "does not hold"
+
+
+def test_both_rules_are_compared_with_their_own_tokens() -> None:
+    _, result = tiny("acceleration")
+    problem = random_problem(3)
+    for rule, lr, found in (
+        ("accelerated", 0.1, result["accelerated 2"]),
+        ("normalized", 1.0, result["normalized 2"][..., 1]),
+    ):
+        path = descend(problem, 2.0, 60, lr, rule)
+        solution = attention_svm(problem.X, problem.z, path.tokens, 2.0, 1e-14)
+        np.testing.assert_allclose(found, path.divergence_to(solution).T, rtol=1e-6)
 
 
 # -- two heads, three classes -----------------------------------------------------------------

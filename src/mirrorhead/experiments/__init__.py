@@ -24,6 +24,7 @@ ORDER = (
     "cones",
     "initialization",
     "normalization",
+    "acceleration",
     "two-heads",
     "three-classes",
 )

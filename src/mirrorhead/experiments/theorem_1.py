@@ -79,7 +79,7 @@ def verdict(result: Result[Settings]) -> Verdict:
     right = result["right"][..., -1].sum(0)
     words = [listed(row, ".1e") for row in np.median(divergence, 0)]
     holds = (right >= 0.95 * settings.trials) & (np.median(slope, 0) < -1)
-    optima = result["optima"][..., -1]
+    optima, spread = result["optima"][..., -1], np.median(result["spread"][..., -1])
     return judge(
         CLAIM,
         f"median D at R / ||W_mm|| = {listed(settings.radii, 'g')}: {of_each(settings.p, words)}. "
@@ -87,7 +87,8 @@ def verdict(result: Result[Settings]) -> Verdict:
         f"last radius in {listed(right, 'd')} of {settings.trials} trials",
         bool(holds.all()),
         f"There are many local minima: {settings.starts} starts end at {optima.mean():.1f} "
-        f"different ones on average at the largest radius, and the best of them is taken."
+        f"different ones on average at the largest radius, the best and the worst {spread:.0f} "
+        f"apart in log(L - L*) (median); the best is taken."
         if optima.max() > 1 else "",
     )  # fmt: skip
 

@@ -105,8 +105,9 @@ def verdict(result: Result[Settings]) -> Verdict:
     unbounded = bool((result["power"] > 0).all())
     least = [np.nanmin(result[f"allowed {p:g}"], 1) for p in settings.p]  # (trials,) each
     remark = (
-        f"The largest step that Remark 1 allows along the path: {listed(map(np.median, least), '.3g')} "
-        f"(median over trials; least {listed(map(np.min, least))})."
+        f"The largest step that Remark 1 allows along the path: "
+        f"{listed(map(np.median, least), '.3g')} (median over trials; least "
+        f"{listed(map(np.min, least), '.2g')})."
     )
     flipped = result["flips"].T
     for p, lr, allowed, flips in zip(settings.p, settings.lr, least, flipped, strict=True):
@@ -122,7 +123,8 @@ def verdict(result: Result[Settings]) -> Verdict:
         f"p = {listed(settings.p, 'g')}: N = ||W|| / ||W_mm|| gains {listed(middle, '.2f')} for "
         f"each unit of log k (theory {listed(predicted, '.2f')}) and is "
         f"{listed(np.median(end, 0), '.1f')} after {settings.steps:,} constant steps (medians); "
-        f"under the normalized rule it grows like k to the {listed(power, '.2f')} (theory {listed(theory, '.2f')})",
+        f"under the normalized rule it grows like k to the {listed(power, '.2f')} (theory "
+        f"{listed(theory, '.2f')})",
         diverges and unbounded,
         remark,
     )
