@@ -17,10 +17,12 @@ PACKAGE = ROOT / "src" / "mirrorhead"
 ORDER = [
     "potential",
     "margin.operator",
+    "margin.arithmetic",
     "margin.link",
     "margin.constraints",
     "margin.systems",
     "margin.certificate",
+    "margin.step",
     "margin.interior_point",
     "margin.limits",
     "margin.nuclear",
