@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +29,10 @@ from mirrorhead.margin.systems import (
 
 # The hull of the unit rows comes this near to the origin: no direction separates.
 INFEASIBLE = 1e-9
-NARROW_BELOW, LOOSE = 0.1, 10.0
+# Rows are left out while the gap is below the first, where e > second times g (see `_tight`).
+NARROW_BELOW, LOOSE = 0.1, 7.0
+# With fewer rows than this, neither float32 nor leaving out rows saves anything.
+BRISK = 100
 # A single problem with at most this many rows and columns is computed by numpy.
 ALONE = 1 << 14
 
@@ -130,20 +132,20 @@ class _Form:
 
     @staticmethod
     def of(rows: _Rows, system: System) -> _Form:
-        A, bounds = rows.A, (rows.b, rows.inverse, rows.padding)
-        small = A.batch == 1 and A.rows + A.columns <= ALONE
-        if small and A.left.device.type == "cpu":
-            return _Form(SINGLE, _Alone(A), *(x[0].numpy() for x in bounds), _AloneSystem(system))
-        return _Form(BATCH, A, *bounds, system)
+        A, b, inverse, padding = rows.A, rows.b, rows.inverse, rows.padding
+        if A.batch > 1 or A.rows + A.columns > ALONE or A.left.device.type != "cpu":
+            return _Form(BATCH, A, b, inverse, padding, system)
+        b, inverse, padding = (x[0].numpy() for x in (b, inverse, padding))
+        return _Form(SINGLE, _Alone(A), b, inverse, padding, _AloneSystem(system))
 
     def hold(self, x: Point) -> Point:
         """A point of tensors in this form."""
         if self.ops is BATCH:
             return x
-        return x.map(lambda v: v[0].numpy(), lambda v: np.float64(v.item()))
+        return x.map(self.array, lambda v: np.float64(v.item()))
 
-    def tensor(self, v: Vector) -> Tensor:
-        return v if self.ops is BATCH else _tensor(v)
+    def array(self, v: Tensor | None) -> Vector:
+        return v if self.ops is BATCH or v is None else v[0].numpy()
 
     def tensors(self, x: Point) -> Point:
         """The inverse of `hold`."""
@@ -157,17 +159,20 @@ class _Form:
         return ops.expm1(x.log_dual_norm - ops.log(ops.dot(self.b, x.lam) * margin))
 
 
-@dataclass(frozen=True, eq=False)
 class _Alone:
     """A single problem's A on vectors of numpy."""
 
-    A: Blocks
+    def __init__(self, A: Blocks) -> None:
+        self.left, self.right = A.left[0].numpy(), A.right[0].numpy()  # (n, R, a), (n, c)
 
     def apply(self, w: Vector) -> Vector:
-        return self.A.apply(torch.from_numpy(w)).numpy()[0]
+        image = self.right @ w.reshape(self.left.shape[2], -1).T  # (n, a): W right_i
+        return np.matmul(self.left, image[:, :, None]).reshape(-1)
 
     def adjoint(self, lam: Vector) -> Vector:
-        return self.A.adjoint(torch.from_numpy(lam)).numpy()[0]
+        n, R, _ = self.left.shape
+        pulled = np.matmul(lam.reshape(n, 1, R), self.left)[:, 0]  # (n, a)
+        return (pulled.T @ self.right).reshape(-1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,7 +228,8 @@ def _run(
     A problem is written to its place `index` in the result and leaves the batch when it ends.
     """
     every = rows
-    system = make_system(rows.A, pace.dense, p, pace.brisk)
+    brisk = pace.brisk and rows.A.rows >= BRISK
+    system = make_system(rows.A, pace.dense, p, brisk)
     form = _Form.of(rows, system)
     x = form.hold(begin(rows.A, rows.b, p, pace, start))
     inconclusive = torch.ones(len(index), dtype=torch.bool, device=index.device)
@@ -261,11 +267,11 @@ def _run(
                 rows, system, here = rows.take(keep), system.take(keep), here[keep]
                 every = rows if same else every.take(keep)
                 form = _Form.of(rows, system)
-                x = form.hold(point.map(lambda v: v[keep], lambda v: v[keep]))
+                x = form.hold(point.take(keep))
                 gap = form.gap(x, x.aw)
                 smallest, largest = _extremes(gap)
-        if isinstance(system, RowSystem) and pace.brisk and largest < NARROW_BELOW:
-            tight = _tight(form.tensor(x.u), form.tensor(x.lam), rows.A, system)
+        if brisk and largest < NARROW_BELOW and isinstance(system, RowSystem):
+            tight = _tight(x, form.array(system.gram), rows.A, p)
             if tight is not None:
                 x, rows = _narrowed(form.tensors(x), rows, tight, p)
                 system = system.narrow(rows.A)
@@ -296,21 +302,23 @@ def _judge(x: Point, rows: _Rows, gap: Tensor) -> tuple[Tensor, Tensor]:
     return small & (gap == math.inf).squeeze(-1) & ~lost, lost
 
 
-def _tight(u: Tensor, lam: Tensor, A: Blocks, system: RowSystem) -> Tensor | None:
+def _tight(x: Point, gram: Vector, A: Blocks, p: float) -> Tensor | None:
     """The rows that still matter, (B, n, fewer) counted within each block; None if most do.
 
     What a row contributes to K beside its own diagonal e = u / lam is about its entry g of
     the diagonal of A diag(h) A'. Where e is far above g it contributes nothing, and the row
     is on its way out. Each block keeps as many rows as the fullest of them needs.
     """
-    if system.gram is None:
+    if gram is None:
         return None
     B, n, R, _ = A.left.shape
-    loose = (u / (lam * system.gram)).view(B, n, R)
-    fewer = int((loose < LOOSE).sum(-1).max())
+    # For p < 2 more rows can come back while the exponent is still on its way.
+    bound = LOOSE * max(1.0, float(x.p.max() - 1) / (p - 1)) if p < 2 else LOOSE
+    loose = (x.u / (x.lam * gram)).reshape(B, n, R)
+    fewer = int((loose < bound).sum(-1).max())
     if fewer > 0.8 * R:
         return None
-    return loose.topk(fewer, dim=-1, largest=False, sorted=False).indices
+    return torch.as_tensor(loose).topk(fewer, dim=-1, largest=False, sorted=False).indices
 
 
 def _narrowed(x: Point, rows: _Rows, index: Tensor, p: float) -> tuple[Point, _Rows]:

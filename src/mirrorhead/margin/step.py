@@ -46,6 +46,9 @@ class Point:
             parts[name] = (scalar if name in ("p", "log_dual_norm") else vector)(part)
         return Point(**parts)
 
+    def take(self, keep: Tensor) -> Point:
+        return self.map(lambda v: v[keep], lambda v: v[keep])
+
 
 class Maps(Protocol):
     """A and its adjoint, on vectors of the kind in use."""

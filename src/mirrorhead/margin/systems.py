@@ -32,7 +32,6 @@ class System(Protocol):
     """Something that factors K and keeps count of its inner steps."""
 
     steps: int
-    gram: Tensor | None  # (B, m), the diagonal of A diag(h) A' of the last factor, if at hand
 
     def factor(self, h: Tensor, e: Tensor, tol: float) -> Solver: ...
 
@@ -82,7 +81,7 @@ class RowSystem:
     pairs: Tensor  # (B, n, n, c): right_i o right_j
     coarse: RowSystem | None  # the same in float32, while that is enough
     filled: bool = False  # K holds A diag(h) A' but for its diagonal, once and for all
-    gram: Tensor | None = None
+    gram: Tensor | None = None  # (B, m), the diagonal of A diag(h) A' in the last factor
     steps: int = 0
 
     @staticmethod
@@ -94,6 +93,8 @@ class RowSystem:
     ) -> RowSystem:
         B, n, R, a = A.left.shape
         lines = n if B > 1 else min(n, max(1, 8 * BUDGET // (n * R * a)))
+        if space is not None:
+            lines = min(lines, space[0].numel() // (B * n * R * a))
         shapes = [(B, lines, n, R, a), (B, n * R, n * R), (B, n * R, n * R)]
         space = space or [A.left.new_empty(math.prod(shape)) for shape in shapes]
         views = zip(space, shapes, strict=True)
@@ -169,7 +170,6 @@ class ColumnSystem:
 
     A: Blocks
     steps: int = 0
-    gram: None = None
 
     def take(self, keep: Tensor) -> ColumnSystem:
         return ColumnSystem(self.A.take(keep))
@@ -227,7 +227,6 @@ class IterativeSystem:
     steps: int = 0
     heavy: int = 0  # the size of S
     last: int = 0  # steps of the longest solve with the last factorisation
-    gram: None = None
 
     @cached_property
     def column_sizes(self) -> Tensor:
