@@ -23,6 +23,7 @@ ORDER = [
     "margin.systems",
     "margin.certificate",
     "margin.step",
+    "margin.form",
     "margin.interior_point",
     "margin.limits",
     "margin.nuclear",

@@ -8,21 +8,20 @@ exponent to p while the gap falls, so there is no separate solve on the way.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mirrorhead.margin.arithmetic import BATCH, SINGLE, Arithmetic, Scalar, Vector
+from mirrorhead.margin.arithmetic import BATCH, Vector
+from mirrorhead.margin.form import Form, Rows, gap_of
 from mirrorhead.margin.operator import Blocks
-from mirrorhead.margin.step import Factors, Maps, Pace, Point, advance, begin, normalised
+from mirrorhead.margin.step import Pace, Point, advance, begin, normalised
 from mirrorhead.margin.systems import (
     DENSE_LIMIT,
     LAST_RESORT,
     RowSystem,
-    System,
     make_system,
     part_size,
 )
@@ -33,8 +32,6 @@ INFEASIBLE = 1e-9
 NARROW_BELOW, LOOSE = 0.1, 7.0
 # With fewer rows than this, neither float32 nor leaving out rows saves anything.
 BRISK = 100
-# A single problem with at most this many rows and columns is computed by numpy.
-ALONE = 1 << 14
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,105 +91,6 @@ def solve(
     return result
 
 
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    """The constraints A w >= b of a run: all of a problem's, or those that still matter."""
-
-    A: Blocks
-    b: Tensor  # (B, m)
-    inverse: Tensor  # (B, m), 1 / b
-    padding: Tensor  # (B, m), inf on padding, else 0
-    place: Tensor  # (B, m), the number of each row among all of the problem's
-
-    @staticmethod
-    def of(A: Blocks, b: Tensor) -> _Rows:
-        padding = torch.zeros_like(b).masked_fill_(b < 0, math.inf)
-        return _Rows(A, b, 1 / b, padding, torch.arange(A.rows, device=b.device).expand_as(b))
-
-    def take(self, keep: Tensor) -> _Rows:
-        rest = (self.b, self.inverse, self.padding, self.place)
-        return _Rows(self.A.take(keep), *(x[keep] for x in rest))
-
-    def narrow(self, index: Tensor, flat: Tensor) -> _Rows:
-        """Those named by index (B, n, fewer), which counts within each block, or by flat."""
-        rest = (self.b, self.inverse, self.padding, self.place)
-        return _Rows(self.A.narrow(index), *(x.gather(1, flat) for x in rest))
-
-
-@dataclass(frozen=True, eq=False)
-class _Form:
-    """The rows and the system of a run in the form that the steps compute with."""
-
-    ops: Arithmetic
-    A: Maps
-    b: Vector
-    inverse: Vector
-    padding: Vector
-    system: Factors
-
-    @staticmethod
-    def of(rows: _Rows, system: System) -> _Form:
-        A, b, inverse, padding = rows.A, rows.b, rows.inverse, rows.padding
-        if A.batch > 1 or A.rows + A.columns > ALONE or A.left.device.type != "cpu":
-            return _Form(BATCH, A, b, inverse, padding, system)
-        b, inverse, padding = (x[0].numpy() for x in (b, inverse, padding))
-        return _Form(SINGLE, _Alone(A), b, inverse, padding, _AloneSystem(system))
-
-    def hold(self, x: Point) -> Point:
-        """A point of tensors in this form."""
-        if self.ops is BATCH:
-            return x
-        return x.map(self.array, lambda v: np.float64(v.item()))
-
-    def array(self, v: Tensor | None) -> Vector:
-        return v if self.ops is BATCH or v is None else v[0].numpy()
-
-    def tensors(self, x: Point) -> Point:
-        """The inverse of `hold`."""
-        return x if self.ops is BATCH else x.map(_tensor, lambda v: _tensor(v[None]))
-
-    def gap(self, x: Point, aw: Vector) -> Scalar:
-        """The gap at the exponent of the moment."""
-        # ||s||_q / <b, lam> bounds the margin of every w of norm 1; this w has the following.
-        ops = self.ops
-        margin = ops.at_least(ops.least(ops.muladd(self.padding, aw, self.inverse)), 0)
-        return ops.expm1(x.log_dual_norm - ops.log(ops.dot(self.b, x.lam) * margin))
-
-
-class _Alone:
-    """A single problem's A on vectors of numpy."""
-
-    def __init__(self, A: Blocks) -> None:
-        self.left, self.right = A.left[0].numpy(), A.right[0].numpy()  # (n, R, a), (n, c)
-
-    def apply(self, w: Vector) -> Vector:
-        image = self.right @ w.reshape(self.left.shape[2], -1).T  # (n, a): W right_i
-        return np.matmul(self.left, image[:, :, None]).reshape(-1)
-
-    def adjoint(self, lam: Vector) -> Vector:
-        n, R, _ = self.left.shape
-        pulled = np.matmul(lam.reshape(n, 1, R), self.left)[:, 0]  # (n, a)
-        return (pulled.T @ self.right).reshape(-1)
-
-
-@dataclass(frozen=True, eq=False)
-class _AloneSystem:
-    """A single problem's system on vectors of numpy."""
-
-    system: System
-
-    def factor(self, h: Vector, e: Vector, tol: float) -> Callable[..., Vector]:
-        solve = self.system.factor(_tensor(h), _tensor(e), tol)
-        return lambda r, guess, tol: solve(
-            _tensor(r), None if guess is None else _tensor(guess), tol
-        ).numpy()[0]
-
-
-def _tensor(x: Vector) -> Tensor:
-    """A vector of a single problem, with the dimension of a batch."""
-    return torch.from_numpy(x[None])
-
-
 def _run_parts(
     A: Blocks,
     b: Tensor,
@@ -207,7 +105,7 @@ def _run_parts(
     still = []
     for index in left.split(part_size(A, pace.dense)) if len(left) else ():
         everything = len(index) == A.batch
-        rows = _Rows.of(A, b) if everything else _Rows.of(A.take(index), b[index])
+        rows = Rows.of(A, b) if everything else Rows.of(A.take(index), b[index])
         near = None if start is None else (start[0][index], start[1][index])
         with np.errstate(all="ignore"):  # as torch does: what is lost shows in the gap
             still.append(index[_run(rows, p, tol, pace, near, result, index)])
@@ -215,7 +113,7 @@ def _run_parts(
 
 
 def _run(
-    rows: _Rows,
+    rows: Rows,
     p: float,
     tol: float,
     pace: Pace,
@@ -230,23 +128,28 @@ def _run(
     every = rows
     brisk = pace.brisk and rows.A.rows >= BRISK
     system = make_system(rows.A, pace.dense, p, brisk)
-    form = _Form.of(rows, system)
+    form = Form.of(rows, system)
     x = form.hold(begin(rows.A, rows.b, p, pace, start))
     inconclusive = torch.ones(len(index), dtype=torch.bool, device=index.device)
     here = torch.arange(len(index), device=index.device)
     for iteration in range(pace.iterations + 1):
-        gap = form.gap(x, x.aw)
-        smallest, largest = _extremes(gap)
+        gap = form.gap(x)
+        smallest, largest = float(gap.min()), float(gap.max())
         last = iteration == pace.iterations
         if last or not (smallest > tol and largest < math.inf):  # someone may have ended
             point = form.tensors(x)
-            gaps = whole = gap if isinstance(gap, Tensor) else _tensor(gap[None])
-            infeasible, lost = _judge(point, rows, gaps)
+            gaps = whole = torch.as_tensor(gap).view(-1, 1)
+            distance = _hull_distance(point, rows)
+            if isinstance(system, RowSystem) and float(distance.min()) < 1e-4:
+                system.coarse = None  # float32 could not tell it from 0
+            lost = ~(gaps > -1e-3).squeeze(-1)  # overflow or worse: the point says nothing
+            infeasible = (distance < INFEASIBLE) & (gaps == math.inf).squeeze(-1) & ~lost
             solved = ((point.p == p) & (gaps <= tol)).squeeze(-1)
             ended = infeasible | lost | solved | last
             if bool(ended.any()):
                 if rows is not every:  # the rows left out have to hold as well
-                    whole = _whole_gap(point, rows, every)
+                    pairing = BATCH.dot(rows.b, point.lam)
+                    whole = gap_of(BATCH, point.log_dual_norm, pairing, every.margin(point.w))
                     solved &= (whole <= tol).squeeze(-1)
                 done = ended.nonzero().squeeze(-1)
                 at = index[here[done]]
@@ -266,40 +169,25 @@ def _run(
                 same = rows is every
                 rows, system, here = rows.take(keep), system.take(keep), here[keep]
                 every = rows if same else every.take(keep)
-                form = _Form.of(rows, system)
+                form = Form.of(rows, system)
                 x = form.hold(point.take(keep))
-                gap = form.gap(x, x.aw)
-                smallest, largest = _extremes(gap)
-        if brisk and largest < NARROW_BELOW and isinstance(system, RowSystem):
+                gap = form.gap(x)
+                smallest, largest = float(gap.min()), float(gap.max())
+        if brisk and largest < NARROW_BELOW and isinstance(system, RowSystem) and iteration > 0:
             tight = _tight(x, form.array(system.gram), rows.A, p)
             if tight is not None:
                 x, rows = _narrowed(form.tensors(x), rows, tight, p)
                 system = system.narrow(rows.A)
-                form = _Form.of(rows, system)
+                form = Form.of(rows, system)
                 x = form.hold(x)
         x = advance(form.ops, x, form.A, form.b, form.system, p, pace, gap, smallest, largest)
     return inconclusive
 
 
-def _extremes(gap: Scalar) -> tuple[float, float]:
-    if isinstance(gap, Tensor):
-        smallest, largest = torch.aminmax(gap)
-        return float(smallest), float(largest)
-    return float(gap), float(gap)
-
-
-def _whole_gap(x: Point, rows: _Rows, every: _Rows) -> Tensor:
-    """The gap with the rows that were left out, (B, 1)."""
-    margin = torch.addcmul(every.padding, every.A.apply(x.w), every.inverse).amin(-1, keepdim=True)
-    return torch.expm1(x.log_dual_norm - (BATCH.dot(rows.b, x.lam) * margin.clamp_min(0)).log())
-
-
-def _judge(x: Point, rows: _Rows, gap: Tensor) -> tuple[Tensor, Tensor]:
-    """Which points are a Farkas certificate, and which say nothing, after overflow or worse."""
-    lost = ~(gap > -1e-3).squeeze(-1)
+def _hull_distance(x: Point, rows: Rows) -> Tensor:
+    """The length of the mean of the unit rows by lam, (B,): 0 proves infeasibility."""
     mass = (x.lam * (rows.b > 0)).sum(-1)
-    small = torch.linalg.vector_norm(x.s, dim=-1) < INFEASIBLE * mass
-    return small & (gap == math.inf).squeeze(-1) & ~lost, lost
+    return torch.linalg.vector_norm(x.s, dim=-1) / mass
 
 
 def _tight(x: Point, gram: Vector, A: Blocks, p: float) -> Tensor | None:
@@ -309,8 +197,6 @@ def _tight(x: Point, gram: Vector, A: Blocks, p: float) -> Tensor | None:
     the diagonal of A diag(h) A'. Where e is far above g it contributes nothing, and the row
     is on its way out. Each block keeps as many rows as the fullest of them needs.
     """
-    if gram is None:
-        return None
     B, n, R, _ = A.left.shape
     # For p < 2 more rows can come back while the exponent is still on its way.
     bound = LOOSE * max(1.0, float(x.p.max() - 1) / (p - 1)) if p < 2 else LOOSE
@@ -321,7 +207,7 @@ def _tight(x: Point, gram: Vector, A: Blocks, p: float) -> Tensor | None:
     return torch.as_tensor(loose).topk(fewer, dim=-1, largest=False, sorted=False).indices
 
 
-def _narrowed(x: Point, rows: _Rows, index: Tensor, p: float) -> tuple[Point, _Rows]:
+def _narrowed(x: Point, rows: Rows, index: Tensor, p: float) -> tuple[Point, Rows]:
     """The point and the rows without those that `index` does not name."""
     B, n, R, _ = rows.A.left.shape
     first = torch.arange(0, n * R, R, device=index.device).view(n, 1)

@@ -78,10 +78,10 @@ class RowSystem:
     scaled: Tensor  # (B, rows of blocks at a time, n, R, a)
     K: Tensor  # (B, m, m), of which the lower triangle counts
     L: Tensor  # (B, m, m), its Cholesky factor
+    gram: Tensor  # (B, m), the diagonal of A diag(h) A' in the last factor
     pairs: Tensor  # (B, n, n, c): right_i o right_j
     coarse: RowSystem | None  # the same in float32, while that is enough
     filled: bool = False  # K holds A diag(h) A' but for its diagonal, once and for all
-    gram: Tensor | None = None  # (B, m), the diagonal of A diag(h) A' in the last factor
     steps: int = 0
 
     @staticmethod
@@ -104,7 +104,8 @@ class RowSystem:
             single = Blocks(A.left.float(), A.right.float())
             coarse = RowSystem.of(single, constant, space=[x.view(torch.float32) for x in space])
         pairs = A.right[:, :, None] * A.right[:, None]
-        return RowSystem(A, constant, space, scaled, K, L.mT, pairs, coarse)
+        gram = A.left.new_empty(B, n * R)
+        return RowSystem(A, constant, space, scaled, K, L.mT, gram, pairs, coarse)
 
     def narrow(self, A: Blocks) -> RowSystem:
         """The system of A, which has fewer rows, in the same memory."""
@@ -121,7 +122,7 @@ class RowSystem:
             K=self.K[keep] if self.filled else self.K[:B],
             L=self.L[:B],
             coarse=None if self.coarse is None else self.coarse.take(keep),
-            gram=None if self.gram is None else self.gram[keep],
+            gram=self.gram[keep],
         )
 
     def factor(self, h: Tensor, e: Tensor, tol: float) -> Solver:
@@ -136,7 +137,6 @@ class RowSystem:
             self._fill(h)
             self.gram = diagonal.clone()
             self.filled = self.constant
-        assert self.gram is not None
         torch.add(self.gram, e, out=diagonal)
         L = cholesky(self.K, out=self.L)
         return lambda r, guess, tol: cholesky_solve(L, r)
