@@ -65,13 +65,13 @@ def test_the_systems_agree(shape, spread):
     K = (matrix * h.unsqueeze(-2)) @ matrix.mT + torch.diag_embed(e)
     r = (K @ x.unsqueeze(-1)).squeeze(-1)
     for system in (systems.RowSystem.of(A), systems.ColumnSystem(A)):
-        found = system.factor(h, e)(r, None, 1e-14)
+        found = system.factor(h, e, 1e-14)(r, None, 1e-14)
         back = (K @ found.unsqueeze(-1)).squeeze(-1)
         torch.testing.assert_close(back, r, rtol=1e-7, atol=1e-7 * r.abs().max())
     for heavy in (0, 4):
         for k in range(A.batch):
             one = systems.IterativeSystem(A.take(slice(k, k + 1)), grows=True, heavy=heavy)
-            found = one.factor(h[k : k + 1], e[k : k + 1])(r[k : k + 1], None, 1e-13)
+            found = one.factor(h[k : k + 1], e[k : k + 1], 1e-13)(r[k : k + 1], None, 1e-13)
             back = (K[k] @ found[0]).unsqueeze(0)
             torch.testing.assert_close(back, r[k : k + 1], rtol=1e-6, atol=1e-6 * r.abs().max())
             assert one.steps > 0

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mirrorhead.margin.constraints import Constraints
-from mirrorhead.potential import dual_exponent, lp_norm
+from mirrorhead.potential import dual_exponent, power
 
 # A' lam counts as zero when its norm is below this part of sum lam ||row||_2.
 FARKAS = 2e-9
@@ -85,6 +85,10 @@ def certify(problem: Constraints, w: Tensor, lam: Tensor, norm: Norm) -> Certifi
 
 
 def _lp(x: Tensor, p: float) -> Tensor:
+    """||x||_p of (B, a, c), by the largest entry first so that nothing over- or underflows."""
+    size = x.abs()
+    largest = size.amax((-2, -1))
     if p == math.inf:
-        return x.abs().amax((-2, -1))
-    return lp_norm(x, p, (-2, -1))
+        return largest
+    scale = largest.where(largest > 0, 1.0)
+    return scale * power(size / scale[:, None, None], p).sum((-2, -1)) ** (1 / p)

@@ -8,18 +8,30 @@ exponent to p while the gap falls, so there is no separate solve on the way.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from mirrorhead.margin.link import linearise, log_abs, log_norm, signed_power
+from mirrorhead.margin.arithmetic import BATCH, Vector
+from mirrorhead.margin.form import Form, Rows, gap_of
 from mirrorhead.margin.operator import Blocks
-from mirrorhead.margin.systems import DENSE_LIMIT, LAST_RESORT, System, make_system, part_size
+from mirrorhead.margin.step import Pace, Point, advance, begin, normalised
+from mirrorhead.margin.systems import (
+    DENSE_LIMIT,
+    LAST_RESORT,
+    RowSystem,
+    make_system,
+    part_size,
+)
 
 # The hull of the unit rows comes this near to the origin: no direction separates.
 INFEASIBLE = 1e-9
+# Rows are left out while the gap is below the first, where e > second times g (see `_tight`).
+NARROW_BELOW, LOOSE = 0.1, 7.0
+# With fewer rows than this, neither float32 nor leaving out rows saves anything.
+BRISK = 100
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,22 +51,11 @@ class Outcome:
     inner: Tensor
 
 
-@dataclass(frozen=True)
-class _Pace:
-    """How boldly the exponent moves while the barrier falls."""
-
-    factor: float  # p - 1 changes by at most this factor at a time,
-    threshold: float  # only while the gap is below this,
-    floor: float  # and the barrier falls by at most this factor meanwhile
-    iterations: int
-    dense: int  # up to this size the linear systems are factored
-
-
 # What does not finish at one pace starts again at the next.
 _PACES = (
-    _Pace(1.5, 0.5, 0.1, 40, DENSE_LIMIT),
-    _Pace(1.25, 0.2, 0.1, 60, LAST_RESORT),
-    _Pace(1.15, 0.1, 0.3, 100, LAST_RESORT),
+    Pace(1.5, 0.5, 0.1, 40, DENSE_LIMIT, brisk=True),
+    Pace(1.25, 0.2, 0.1, 60, LAST_RESORT),
+    Pace(1.15, 0.1, 0.3, 100, LAST_RESORT),
 )
 
 
@@ -90,30 +91,12 @@ def solve(
     return result
 
 
-@dataclass(frozen=True, eq=False)
-class _Point:
-    """An iterate, normalised to ||w||_p = 1 and <w, s> = 1, with s = A' lam and aw = A w."""
-
-    w: Tensor  # (B, N)
-    aw: Tensor  # (B, m)
-    u: Tensor  # (B, m), slack: A w - u = beta b with a scale beta that is free
-    s: Tensor  # (B, N)
-    lam: Tensor  # (B, m)
-    p: Tensor  # (B, 1), the exponent of the moment
-    log_w: Tensor  # (B, N), log |w|
-    log_s: Tensor  # (B, N), log |s|
-    log_dual_norm: Tensor  # (B, 1), log ||s||_q, which is >= 0
-
-    def take(self, keep: Tensor) -> _Point:
-        return _Point(*(getattr(self, f.name)[keep] for f in fields(self)))
-
-
 def _run_parts(
     A: Blocks,
     b: Tensor,
     p: float,
     tol: float,
-    pace: _Pace,
+    pace: Pace,
     start: tuple[Tensor, Tensor] | None,
     result: Outcome,
     left: Tensor,
@@ -122,18 +105,18 @@ def _run_parts(
     still = []
     for index in left.split(part_size(A, pace.dense)) if len(left) else ():
         everything = len(index) == A.batch
-        part, bound = (A, b) if everything else (A.take(index), b[index])
-        begin = None if start is None else (start[0][index], start[1][index])
-        still.append(index[_run(part, bound, p, tol, pace, begin, result, index)])
+        rows = Rows.of(A, b) if everything else Rows.of(A.take(index), b[index])
+        near = None if start is None else (start[0][index], start[1][index])
+        with np.errstate(all="ignore"):  # as torch does: what is lost shows in the gap
+            still.append(index[_run(rows, p, tol, pace, near, result, index)])
     return torch.cat(still) if still else left
 
 
 def _run(
-    A: Blocks,
-    b: Tensor,
+    rows: Rows,
     p: float,
     tol: float,
-    pace: _Pace,
+    pace: Pace,
     start: tuple[Tensor, Tensor] | None,
     result: Outcome,
     index: Tensor,
@@ -142,263 +125,93 @@ def _run(
 
     A problem is written to its place `index` in the result and leaves the batch when it ends.
     """
-    system = make_system(A, pace.dense, p)
-    live = b > 0
-    live = None if bool(live.all()) else live
-    x = _begin(A, b, p, pace, start)
-    inconclusive = torch.ones(A.batch, dtype=torch.bool, device=b.device)
-    here = torch.arange(A.batch, device=b.device)
+    every = rows
+    brisk = pace.brisk and rows.A.rows >= BRISK
+    system = make_system(rows.A, pace.dense, p, brisk)
+    form = Form.of(rows, system)
+    x = form.hold(begin(rows.A, rows.b, p, pace, start))
+    inconclusive = torch.ones(len(index), dtype=torch.bool, device=index.device)
+    here = torch.arange(len(index), device=index.device)
     for iteration in range(pace.iterations + 1):
-        verdict = _judge(x, b, live, p, tol)
-        ended = verdict.ended if iteration < pace.iterations else torch.ones_like(verdict.ended)
-        if bool(ended.any()):
-            done = ended.nonzero().squeeze(-1)
-            at = index[here[done]]
-            result.iterations[at] += iteration
-            result.inner[at] += system.steps
-            done = done[~verdict.lost[done]]
-            at = index[here[done]]
-            result.w[at], result.lam[at] = x.w[done], x.lam[done]
-            result.gap[at] = verdict.gap[done].squeeze(-1)
-            result.infeasible[at] = verdict.infeasible[done]
-            inconclusive[here[done]] = ~verdict.ended[done]
-            keep = (~ended).nonzero().squeeze(-1)
-            if len(keep) == 0:
-                break
-            x, A, b, system = x.take(keep), A.take(keep), b[keep], system.take(keep)
-            live, here, verdict = (
-                live if live is None else live[keep],
-                here[keep],
-                verdict.take(keep),
-            )
-        x = _advance(x, A, b, system, p, pace, verdict.gap)
+        gap = form.gap(x)
+        smallest, largest = float(gap.min()), float(gap.max())
+        last = iteration == pace.iterations
+        if last or not (smallest > tol and largest < math.inf):  # someone may have ended
+            point = form.tensors(x)
+            gaps = whole = torch.as_tensor(gap).view(-1, 1)
+            distance = _hull_distance(point, rows)
+            if isinstance(system, RowSystem) and float(distance.min()) < 1e-4:
+                system.coarse = None  # float32 could not tell it from 0
+            lost = ~(gaps > -1e-3).squeeze(-1)  # overflow or worse: the point says nothing
+            infeasible = (distance < INFEASIBLE) & (gaps == math.inf).squeeze(-1) & ~lost
+            solved = ((point.p == p) & (gaps <= tol)).squeeze(-1)
+            ended = infeasible | lost | solved | last
+            if bool(ended.any()):
+                if rows is not every:  # the rows left out have to hold as well
+                    pairing = BATCH.dot(rows.b, point.lam)
+                    whole = gap_of(BATCH, point.log_dual_norm, pairing, every.margin(point.w))
+                    solved &= (whole <= tol).squeeze(-1)
+                done = ended.nonzero().squeeze(-1)
+                at = index[here[done]]
+                result.iterations[at] += iteration
+                result.inner[at] += system.steps
+                done = done[~lost[done]]
+                at = index[here[done]]
+                result.w[at], result.gap[at] = point.w[done], whole[done].squeeze(-1)
+                result.lam[at] = every.b.new_zeros(len(done), every.A.rows).scatter_(
+                    1, rows.place[done], point.lam[done]
+                )
+                result.infeasible[at] = infeasible[done]
+                inconclusive[here[done]] = ~(solved | infeasible)[done]
+                keep = (~ended).nonzero().squeeze(-1)
+                if len(keep) == 0:
+                    break
+                same = rows is every
+                rows, system, here = rows.take(keep), system.take(keep), here[keep]
+                every = rows if same else every.take(keep)
+                form = Form.of(rows, system)
+                x = form.hold(point.take(keep))
+                gap = form.gap(x)
+                smallest, largest = float(gap.min()), float(gap.max())
+        if brisk and largest < NARROW_BELOW and isinstance(system, RowSystem) and iteration > 0:
+            tight = _tight(x, form.array(system.gram), rows.A, p)
+            if tight is not None:
+                x, rows = _narrowed(form.tensors(x), rows, tight, p)
+                system = system.narrow(rows.A)
+                form = Form.of(rows, system)
+                x = form.hold(x)
+        x = advance(form.ops, x, form.A, form.b, form.system, p, pace, gap, smallest, largest)
     return inconclusive
 
 
-@dataclass(frozen=True, eq=False)
-class _Verdict:
-    gap: Tensor  # (B, 1)
-    infeasible: Tensor  # (B,)
-    lost: Tensor  # (B,), overflow or worse: the point says nothing
-    ended: Tensor  # (B,), optimal, infeasible or lost
-
-    def take(self, keep: Tensor) -> _Verdict:
-        return _Verdict(*(getattr(self, f.name)[keep] for f in fields(self)))
+def _hull_distance(x: Point, rows: Rows) -> Tensor:
+    """The length of the mean of the unit rows by lam, (B,): 0 proves infeasibility."""
+    mass = (x.lam * (rows.b > 0)).sum(-1)
+    return torch.linalg.vector_norm(x.s, dim=-1) / mass
 
 
-def _judge(x: _Point, b: Tensor, live: Tensor | None, p: float, tol: float) -> _Verdict:
-    """The certificates of a point: its gap at the exponent of the moment, and Farkas' lemma."""
-    ratio = x.aw / b
-    margin = (ratio if live is None else ratio.where(live, math.inf)).amin(-1, keepdim=True)
-    # ||s||_q / <b, lam> bounds the margin of every w of norm 1, and `margin` is that of this w.
-    gap = torch.expm1(x.log_dual_norm - (_dot(b, x.lam) * margin.clamp_min(0)).log())
-    lost = ~(gap > -1e-3).squeeze(-1)
-    ended = lost | ((x.p == p) & (gap <= tol)).squeeze(-1)
-    infeasible = torch.zeros_like(lost)
-    if bool((gap == math.inf).any()):
-        mass = (x.lam if live is None else x.lam * live).sum(-1)
-        infeasible = (torch.linalg.vector_norm(x.s, dim=-1) < INFEASIBLE * mass) & ~ended
-        ended = ended | infeasible
-    return _Verdict(gap, infeasible, lost, ended)
+def _tight(x: Point, gram: Vector, A: Blocks, p: float) -> Tensor | None:
+    """The rows that still matter, (B, n, fewer) counted within each block; None if most do.
+
+    What a row contributes to K beside its own diagonal e = u / lam is about its entry g of
+    the diagonal of A diag(h) A'. Where e is far above g it contributes nothing, and the row
+    is on its way out. Each block keeps as many rows as the fullest of them needs.
+    """
+    B, n, R, _ = A.left.shape
+    # For p < 2 more rows can come back while the exponent is still on its way.
+    bound = LOOSE * max(1.0, float(x.p.max() - 1) / (p - 1)) if p < 2 else LOOSE
+    loose = (x.u / (x.lam * gram)).reshape(B, n, R)
+    fewer = int((loose < bound).sum(-1).max())
+    if fewer > 0.8 * R:
+        return None
+    return torch.as_tensor(loose).topk(fewer, dim=-1, largest=False, sorted=False).indices
 
 
-def _advance(
-    x: _Point,
-    A: Blocks,
-    b: Tensor,
-    system: System,
-    p: float,
-    pace: _Pace,
-    gap: Tensor,
-) -> _Point:
-    """One predictor-corrector step, after moving the exponents that may move."""
-    moving = x.p != p
-    if bool(moving.any()):
-        ready = moving & (gap < pace.threshold)
-        x = _at_exponent(x, torch.where(ready, _towards(p, x.p, pace), x.p))
-    q = x.p / (x.p - 1)
-    complementarity = _dot(x.lam, x.u)
-    # On the central path <lam, A w - u> = beta <lam, b>, and <lam, A w> = <s, w> = 1.
-    target = (1 - complementarity).clamp_min(0.1) / _dot(b, x.lam) * b
-    # sum |w|^p/p + |s|^q/q - w s, the Fenchel gap of the link, in the present normalisation.
-    fenchel = torch.expm1(q * x.log_dual_norm) / q
-    floor = 1e-2 * gap.clamp(1e-16, 1)
-    link = linearise(x.w, x.s, x.log_w, x.log_s, x.p, floor, p)
-    solve = system.factor(link.h, x.u / x.lam)
-    residual = target - x.aw - A.apply(link.rho)
-
-    # Predictor: straight at the solution. With r = dlam/lam, complementarity asks for
-    # du/u = -(1 + r). How far one gets says how much to centre.
-    dlam = solve(residual, None, 1e-2)
-    r = dlam / x.lam
-    lowest, highest = torch.aminmax(r, dim=-1, keepdim=True)
-    dual, primal = _reach(lowest), _reach(-1 - highest)
-    product = x.lam * x.u
-    after = (product * (1 + dual * r) * (1 - primal * (1 + r))).sum(-1, keepdim=True)
-    sigma = (after / complementarity).clamp_max(1) ** 4
-    sigma = torch.where(moving, sigma.clamp_min(pace.floor), sigma)
-    # Complementarity alone would fall ahead of the error of the link.
-    mu = sigma * (complementarity + fenchel) / b.shape[-1]
-
-    # Corrector. The second-order term counts as far as the predictor got: in full it can turn
-    # the step uphill where the predictor got nowhere.
-    push = mu / x.lam + dual * x.u * r * (1 + r)
-    accuracy = min(max(0.1 * float(gap.max()), 1e-8), 1e-2)
-    dlam = solve(residual + push, dlam, accuracy)
-    r = dlam / x.lam
-    du = push - x.u * (1 + r)
-    ds = A.adjoint(dlam)
-    dw = torch.addcmul(link.rho, link.h, ds)
-
-    # Nearly to the boundary, primal and dual apart; ever nearer as the gap closes.
-    fraction = (1 - gap).clamp(0.99, 1 - 1e-8)
-    dual = fraction * _reach(r.amin(-1, keepdim=True))
-    primal = fraction * _reach((du / x.u).amin(-1, keepdim=True))
-    if p < 2:
-        linear = _dot(target, dlam)
-        slope = _dot(link.f, ds) - linear - mu * r.sum(-1, keepdim=True)
-        shrink = _backtrack(
-            lambda a: (
-                _dot(signed_power(torch.addcmul(x.s, a, ds), q - 1), ds)
-                - linear
-                - mu * (r / (1 + a * r)).sum(-1, keepdim=True)
-            ),
-            slope,
-            dual,
-            gap > 1e-4,
-        )
-        primal, dual = primal * shrink, dual * shrink
-    elif p > 2:
-        # With the new multipliers, dw and du descend whether or not A w - u = target holds yet.
-        new_s, new_lam = x.s + ds, x.lam + dlam
-        slope = _dot(link.f - new_s, dw) + _dot(new_lam - mu / x.u, du)
-        primal = primal * _backtrack(
-            lambda a: (
-                _dot(signed_power(torch.addcmul(x.w, a, dw), x.p - 1) - new_s, dw)
-                + _dot(new_lam - mu / torch.addcmul(x.u, a, du), du)
-            ),
-            slope,
-            primal,
-            gap > 0,
-        )
-    w = torch.addcmul(x.w, primal, dw)
-    lam = torch.addcmul(x.lam, dual, dlam)
-    u = torch.addcmul(x.u, primal, du)
-    # Anew, not by adding ds: lam can swing by ten decades and would leave its rounding in s.
-    s = A.adjoint(lam)
-    astray = _dot(w, s) <= 0
-    if bool(astray.any()):  # as happens when there is no solution; the link shows the way back
-        w = torch.where(astray, _psi(s, x.p), w)
-    return _normalised(replace(x, w=w, aw=A.apply(w), u=u, s=s, lam=lam), p)
-
-
-def _backtrack(
-    slope: Callable[[Tensor], Tensor], slope_at_0: Tensor, step: Tensor, where: Tensor
-) -> Tensor:
-    """Halve the step until the barrier function no longer rises steeply: (B, 1) factors."""
-    shrink = torch.ones_like(step)
-    limit = 0.9 * slope_at_0.abs()
-    for _ in range(8):
-        steep = where & (slope(step * shrink) > limit)
-        if not bool(steep.any()):
-            break
-        shrink = torch.where(steep, 0.5 * shrink, shrink)
-    return shrink
-
-
-def _begin(
-    A: Blocks, b: Tensor, p: float, pace: _Pace, start: tuple[Tensor, Tensor] | None
-) -> _Point:
-    """A centred point: from the data alone at an exponent near 2, or from a given solution."""
-    share = b.clamp_min(0) / b.clamp_min(0).square().sum(-1, keepdim=True)
-    share = share.where(b > 0, 0.01 / b.shape[-1])  # padding starts near its end, which is 0
-    if start is None:
-        slack, lam = 0.5, share
-        exponent = _towards(p, b.new_full((A.batch, 1), 2.0), pace)
-        if p < 2:  # where a longer first move does no harm
-            exponent = _towards(p, exponent, pace)
-    else:
-        slack = 0.05
-        lam = (1 - slack) * start[1] / _dot(b, start[1]) + slack * share
-        exponent = b.new_full((A.batch, 1), p)
-    s = A.adjoint(lam)
-    if start is None:
-        w = _psi(s, exponent)
-    else:
-        w = start[0]
-    aw = A.apply(w)
-    unset = torch.empty_like(w)
-    x = _normalised(_Point(w, aw, aw, s, lam, exponent, unset, unset, unset), p)
-    beta = (1 - slack) / _dot(b, x.lam)
-    least = 0.1 * slack / (b.shape[-1] * x.lam)
-    return replace(x, u=torch.maximum(x.aw - beta * b, least))
-
-
-def _normalised(x: _Point, p: float) -> _Point:
-    """Scale w and lam, which changes neither's direction, and take the logarithms anew."""
-    log_w, size = _sizes(x.w, x.p, p)
-    log_s, dual_size = _sizes(x.s, x.p / (x.p - 1), p)
-    shrink = torch.exp(-size)
-    w = x.w * shrink
-    pairing = _dot(w, x.s)
-    pairing = pairing.where(pairing > 0, 1.0)  # s = 0: lam is a Farkas certificate as it stands
-    log_pairing = pairing.log()
-    return _Point(
-        w=w,
-        aw=x.aw * shrink,
-        u=x.u * shrink,
-        s=x.s / pairing,
-        lam=x.lam / pairing,
-        p=x.p,
-        log_w=log_w - size,
-        log_s=log_s - log_pairing,
-        log_dual_norm=dual_size - log_pairing,
-    )
-
-
-def _sizes(x: Tensor, exponent: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """log|x| and log ||x||; nobody asks for the former at p = 2, where x stands in for it."""
-    if p == 2:
-        return x, torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(1e-290).log()
-    log_x = log_abs(x)
-    return log_x, log_norm(log_x, exponent)
-
-
-def _at_exponent(x: _Point, p: Tensor) -> _Point:
-    """The same point normalised for another exponent, which needs no new logarithms."""
-    size = log_norm(x.log_w, p)
-    grow = torch.exp(size)
-    log_s = x.log_s + size
-    return _Point(
-        w=x.w / grow,
-        aw=x.aw / grow,
-        u=x.u / grow,
-        s=x.s * grow,
-        lam=x.lam * grow,
-        p=p,
-        log_w=x.log_w - size,
-        log_s=log_s,
-        log_dual_norm=log_norm(log_s, p / (p - 1)),
-    )
-
-
-def _psi(s: Tensor, p: Tensor) -> Tensor:
-    """sign(s)|s|^(q-1), scaled to maximum 1."""
-    log_s = log_abs(s)
-    return torch.exp((log_s - log_s.amax(-1, keepdim=True)) / (p - 1)) * s.sign()
-
-
-def _towards(p: float, current: Tensor, pace: _Pace) -> Tensor:
-    """The exponent one move nearer to p."""
-    if p < 2:
-        return ((current - 1) / pace.factor + 1).clamp_min(p)
-    return ((current - 1) * pace.factor + 1).clamp_max(p)
-
-
-def _reach(lowest: Tensor) -> Tensor:
-    """The longest step up to 1 that keeps x + a dx >= 0, from the lowest dx/x: (B, 1)."""
-    return lowest.neg().clamp_min_(1).reciprocal_()
-
-
-def _dot(x: Tensor, y: Tensor) -> Tensor:
-    return (x * y).sum(-1, keepdim=True)
+def _narrowed(x: Point, rows: Rows, index: Tensor, p: float) -> tuple[Point, Rows]:
+    """The point and the rows without those that `index` does not name."""
+    B, n, R, _ = rows.A.left.shape
+    first = torch.arange(0, n * R, R, device=index.device).view(n, 1)
+    flat = (index + first).view(B, -1)
+    lam, aw, u = (y.gather(1, flat) for y in (x.lam, x.aw, x.u))
+    rows = rows.narrow(index, flat)
+    return normalised(BATCH, x.w, aw, u, rows.A.adjoint(lam), lam, x.p, p), rows

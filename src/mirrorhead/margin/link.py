@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+from mirrorhead.margin.arithmetic import Arithmetic, Scalar, Vector
 
 # Entries below count as zero: the logarithm stays finite, and every power met here is 0.
 _TINY = 1e-290
@@ -23,47 +22,54 @@ class Link:
         p >  2:  f = phi(w),  h = (q-1) max(|f|, floor)^(q-2),  rho = h (s - f)
 
     w is an iterate of its own in both cases: resetting it to psi(s) loses for p > 2 what
-    the link gains. h, rho, f: (B, N).
+    the link gains.
     """
 
-    h: Tensor
-    rho: Tensor
-    f: Tensor
+    h: Vector
+    rho: Vector
+    f: Vector
 
 
 def linearise(
-    w: Tensor, s: Tensor, log_w: Tensor, log_s: Tensor, p: Tensor, floor: Tensor, goal: float
+    ops: Arithmetic,
+    w: Vector,
+    s: Vector,
+    log_w: Vector,
+    log_s: Vector,
+    p: Scalar,
+    gap: Scalar,
+    goal: float,
 ) -> Link:
-    """The link at (w, s), given their logarithms, for exponents p (B, 1).
+    """The link at (w, s), given their logarithms, for exponents p.
 
-    floor (B, 1) keeps h bounded for p > 2, where it grows without bound at w = 0; it is
+    For p > 2, h grows without bound at w = 0; what keeps it bounded is a floor of 1e-2 gap,
     relative to the largest |phi(w)|. All p lie between 2 and `goal`.
     """
     if goal == 2:
-        return Link(torch.ones_like(s), s - w, s)
+        return Link(ops.ones_like(s), s - w, s)
     r = 1 / (p - 1)  # q - 1
     if goal < 2:
-        slope = torch.exp((r - 1) * log_s)
+        slope = ops.exp((r - 1) * log_s)
         f = slope * s
         return Link(r * slope, f - w, f)
     log_f = (p - 1) * log_w
-    f = torch.exp(log_f).copysign(w)
-    lowest = log_f.amax(-1, keepdim=True) + floor.log()
-    h = r * torch.exp((r - 1) * torch.maximum(log_f, lowest))
+    f = ops.copysign(ops.exp(log_f), w)
+    lowest = ops.most(log_f) + ops.log(1e-2 * ops.at_least(ops.at_most(gap, 1), 1e-16))
+    h = r * ops.exp((r - 1) * ops.maximum(log_f, lowest))
     return Link(h, h * (s - f), f)
 
 
-def log_abs(x: Tensor) -> Tensor:
+def log_abs(ops: Arithmetic, x: Vector) -> Vector:
     """log|x|, finite at zero."""
-    return x.abs().clamp_min_(_TINY).log_()
+    return ops.log(ops.at_least(ops.abs(x), _TINY))
 
 
-def log_norm(log_x: Tensor, p: Tensor) -> Tensor:
-    """log ||x||_p from log|x|: (B, N), (B, 1) -> (B, 1). Neither over- nor underflows."""
-    top = log_x.amax(-1, keepdim=True)
-    return torch.exp(p * (log_x - top)).sum(-1, keepdim=True).log() / p + top
+def log_norm(ops: Arithmetic, log_x: Vector, p: Scalar) -> Scalar:
+    """log ||x||_p from log|x|, which neither over- nor underflows."""
+    top = ops.most(log_x)
+    return ops.log(ops.total(ops.exp(p * (log_x - top)))) / p + top
 
 
-def signed_power(x: Tensor, exponent: Tensor) -> Tensor:
+def signed_power(ops: Arithmetic, x: Vector, exponent: Scalar) -> Vector:
     """sign(x)|x|^exponent; exp(e log x) is four times faster than pow and as good here."""
-    return torch.exp(exponent * log_abs(x)).copysign(x)
+    return ops.copysign(ops.exp(exponent * log_abs(ops, x)), x)

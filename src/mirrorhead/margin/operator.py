@@ -60,17 +60,22 @@ class Blocks:
         """The sub-batch of the problems named by `keep`."""
         return Blocks(self.left[keep], self.right[keep])
 
+    def narrow(self, index: Tensor) -> Blocks:
+        """The rows named by index (B, n, fewer), which counts within each block."""
+        a = self.left.shape[3]
+        return Blocks(self.left.gather(2, index.unsqueeze(-1).expand(-1, -1, -1, a)), self.right)
+
     def apply(self, w: Tensor) -> Tensor:
         """A w: (B, N) -> (B, m)."""
-        B, _, _, a = self.left.shape
-        image = self.right @ w.view(B, a, self.right.shape[2]).mT  # (B, n, a): W right_i
-        return (self.left @ image.unsqueeze(-1)).view(B, self.rows)
+        B, n, R, a = self.left.shape
+        image = torch.bmm(self.right, w.view(B, a, self.right.shape[2]).mT)  # W right_i
+        return torch.bmm(self.left.view(B * n, R, a), image.view(B * n, a, 1)).view(B, n * R)
 
     def adjoint(self, lam: Tensor) -> Tensor:
         """A' lam: (B, m) -> (B, N)."""
-        B, n, R, _ = self.left.shape
-        pulled = (lam.view(B, n, 1, R) @ self.left).squeeze(-2)  # (B, n, a)
-        return (pulled.mT @ self.right).view(B, self.columns)
+        B, n, R, a = self.left.shape
+        pulled = torch.bmm(lam.view(B * n, 1, R), self.left.view(B * n, R, a))
+        return torch.bmm(pulled.view(B, n, a).mT, self.right).view(B, self.columns)
 
     @cached_property
     def row_norms(self) -> Tensor:

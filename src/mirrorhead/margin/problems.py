@@ -147,23 +147,24 @@ def _conclude(
     problem: Constraints, outcome: Outcome, free: Tensor, tol: float, norm: Norm
 ) -> MarginSolution:
     """Certify from the original data, and let that decide the status."""
-    lead = problem.lead
+    A, lead = problem.A, problem.lead
     lam = outcome.lam * problem.live
-    direction = certify(problem, outcome.w, lam, norm)
-    found = (direction.margin > 0) & ~free
-    W = torch.where(found.unsqueeze(-1), outcome.w / direction.margin.unsqueeze(-1), 0.0)
-    infeasible = outcome.infeasible & (direction.farkas <= FARKAS)
+    margin = torch.where(problem.live, A.apply(outcome.w), math.inf).amin(-1)
+    found = (margin > 0) & ~free
+    W = torch.where(found.unsqueeze(-1), outcome.w / margin.unsqueeze(-1), 0.0)
     mass = lam.sum(-1)
     # Feasible: A' lam gets norm 1, that is, the sum is the lower bound. Infeasible: sum 1.
-    total = torch.where(infeasible, 1.0, direction.lower)
-    dual = torch.where(mass > 0, total / mass, 0.0).unsqueeze(-1) * lam
+    pulled = norm.dual(A.adjoint(lam).view(A.batch, A.left.shape[3], A.right.shape[2]))
+    total = torch.where(outcome.infeasible, mass, pulled)
+    dual = torch.where(total > 0, 1 / total, 0.0).unsqueeze(-1) * lam
     proof = certify(problem, W, dual, norm)  # of what will be handed out, to the last bit
     gap = torch.where(free, 0.0, proof.gap_as_is())
+    infeasible = outcome.infeasible & (proof.farkas <= FARKAS)
     optimal = ~infeasible & (gap <= tol)
     found = (free | found) & ~infeasible
     share = lam / mass.clamp_min(torch.finfo(mass.dtype).tiny).unsqueeze(-1)
-    support = (share > problem.A.apply(W) - 1) & problem.live & found.unsqueeze(-1)
-    size = torch.where(free, 0.0, direction.upper)
+    support = (share > A.apply(W) - 1) & problem.live & found.unsqueeze(-1)
+    size = torch.where(free, 0.0, proof.upper)
     return MarginSolution(
         W=W.where(found.unsqueeze(-1), math.nan).reshape(*lead, *problem.weights),
         norm=torch.where(infeasible, math.inf, size).reshape(lead),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,6 +21,8 @@ DENSE_LIMIT, LAST_RESORT = 700, 4000
 BUDGET = 1 << 19
 # The columns kept for the preconditioner have at most so many (600 MB).
 COLUMN_BUDGET = 75 << 20
+# A step that may be wrong by this much is solved in float32.
+SINGLE = 1e-5
 
 # solve(r, guess, tol) -> x; only the iterative system looks at guess and tol.
 Solver = Callable[[Tensor, Tensor | None, float], Tensor]
@@ -30,7 +33,7 @@ class System(Protocol):
 
     steps: int
 
-    def factor(self, h: Tensor, e: Tensor) -> Solver: ...
+    def factor(self, h: Tensor, e: Tensor, tol: float) -> Solver: ...
 
     def take(self, keep: Tensor) -> System: ...
 
@@ -52,56 +55,89 @@ def part_size(A: Blocks, limit: int) -> int:
     return max(1, BUDGET // each)
 
 
-def make_system(A: Blocks, limit: int, p: float) -> System:
+def make_system(A: Blocks, limit: int, p: float, brisk: bool = False) -> System:
+    """`brisk` lets float32 serve where the accuracy asked for allows it."""
     kind = system_kind(A, limit)
     if kind == "iterative":
         return IterativeSystem(A, grows=p > 2)
-    return RowSystem.of(A, constant=p == 2) if kind == "rows" else ColumnSystem(A)
+    return RowSystem.of(A, p == 2, brisk) if kind == "rows" else ColumnSystem(A)
 
 
 @dataclass
 class RowSystem:
     """K itself, m x m, by Cholesky.
 
-    The large temporaries are kept from step to step: allocating them anew costs as much in
-    page faults as the arithmetic done on them. At p = 2 only e changes, and K keeps the rest.
+    The large temporaries are kept from step to step, and handed on when the system shrinks:
+    allocating them anew costs more in page faults than the arithmetic done on them. At p = 2
+    only e changes, and K keeps the rest.
     """
 
     A: Blocks
     constant: bool  # h never changes
-    pairs: Tensor  # (B, n, n, c): right_i o right_j
+    space: list[Tensor]  # the flat memory of the next three
     scaled: Tensor  # (B, rows of blocks at a time, n, R, a)
-    K: Tensor  # (B, m, m)
+    K: Tensor  # (B, m, m), of which the lower triangle counts
     L: Tensor  # (B, m, m), its Cholesky factor
-    diagonal: Tensor | None = None  # (B, m) of A diag(h) A', once it is known to be constant
+    gram: Tensor  # (B, m), the diagonal of A diag(h) A' in the last factor
+    pairs: Tensor  # (B, n, n, c): right_i o right_j
+    coarse: RowSystem | None  # the same in float32, while that is enough
+    filled: bool = False  # K holds A diag(h) A' but for its diagonal, once and for all
     steps: int = 0
 
     @staticmethod
-    def of(A: Blocks, constant: bool = False) -> RowSystem:
+    def of(
+        A: Blocks,
+        constant: bool = False,
+        brisk: bool = False,
+        space: list[Tensor] | None = None,
+    ) -> RowSystem:
         B, n, R, a = A.left.shape
-        pairs = A.right[:, :, None] * A.right[:, None]
         lines = n if B > 1 else min(n, max(1, 8 * BUDGET // (n * R * a)))
-        empty = A.left.new_empty
-        K = empty(B, n * R, n * R)
-        return RowSystem(A, constant, pairs, empty(B, lines, n, R, a), K, torch.empty_like(K).mT)
+        if space is not None:
+            lines = min(lines, space[0].numel() // (B * n * R * a))
+        shapes = [(B, lines, n, R, a), (B, n * R, n * R), (B, n * R, n * R)]
+        space = space or [A.left.new_empty(math.prod(shape)) for shape in shapes]
+        views = zip(space, shapes, strict=True)
+        scaled, K, L = (flat[: math.prod(shape)].view(shape) for flat, shape in views)
+        coarse = None
+        if brisk:
+            single = Blocks(A.left.float(), A.right.float())
+            coarse = RowSystem.of(single, constant, space=[x.view(torch.float32) for x in space])
+        pairs = A.right[:, :, None] * A.right[:, None]
+        gram = A.left.new_empty(B, n * R)
+        return RowSystem(A, constant, space, scaled, K, L.mT, gram, pairs, coarse)
+
+    def narrow(self, A: Blocks) -> RowSystem:
+        """The system of A, which has fewer rows, in the same memory."""
+        return RowSystem.of(A, self.constant, self.coarse is not None, self.space)
 
     def take(self, keep: Tensor) -> RowSystem:
         A = self.A.take(keep)
         B = A.batch
-        if self.diagonal is not None:
-            K, diagonal = self.K[keep], self.diagonal[keep]
-            return replace(self, A=A, K=K, L=self.L[:B], diagonal=diagonal)
-        pairs, scaled = self.pairs[keep], self.scaled[:B]
-        return replace(self, A=A, pairs=pairs, scaled=scaled, K=self.K[:B], L=self.L[:B])
+        return replace(
+            self,
+            A=A,
+            pairs=self.pairs[keep],
+            scaled=self.scaled[:B],
+            K=self.K[keep] if self.filled else self.K[:B],
+            L=self.L[:B],
+            coarse=None if self.coarse is None else self.coarse.take(keep),
+            gram=self.gram[keep],
+        )
 
-    def factor(self, h: Tensor, e: Tensor) -> Solver:
+    def factor(self, h: Tensor, e: Tensor, tol: float) -> Solver:
+        if self.coarse is not None:
+            if tol >= SINGLE:
+                solve = self.coarse.factor(h.float(), e.float(), tol)
+                self.gram = self.coarse.gram
+                return lambda r, guess, tol: solve(r.float(), None, tol).double()
+            self.coarse = None  # never again
         diagonal = self.K.diagonal(dim1=-2, dim2=-1)
-        if self.diagonal is None:
+        if not self.filled:
             self._fill(h)
-            self.diagonal = diagonal.clone() if self.constant else None
-            diagonal.add_(e)
-        else:
-            torch.add(self.diagonal, e, out=diagonal)
+            self.gram = diagonal.clone()
+            self.filled = self.constant
+        torch.add(self.gram, e, out=diagonal)
         L = cholesky(self.K, out=self.L)
         return lambda r, guess, tol: cholesky_solve(L, r)
 
@@ -138,7 +174,7 @@ class ColumnSystem:
     def take(self, keep: Tensor) -> ColumnSystem:
         return ColumnSystem(self.A.take(keep))
 
-    def factor(self, h: Tensor, e: Tensor) -> Solver:
+    def factor(self, h: Tensor, e: Tensor, tol: float) -> Solver:
         A = self.A
         root = h.sqrt()
         k = min(A.rows, A.columns + A.columns // 2)
@@ -199,7 +235,7 @@ class IterativeSystem:
     def take(self, keep: Tensor) -> IterativeSystem:
         return self  # one problem at a time: what is kept is everything
 
-    def factor(self, h: Tensor, e: Tensor) -> Solver:
+    def factor(self, h: Tensor, e: Tensor, tol: float) -> Solver:
         A = self.A
         if self.grows and self.last > 32:
             most = min(2048, A.columns // 4, COLUMN_BUDGET // A.rows)
@@ -285,7 +321,7 @@ def cholesky(K: Tensor, out: Tensor | None = None) -> Tensor:
     else:
         info = torch.empty(K.shape[:-2], dtype=torch.int32, device=K.device)
         L, info = torch.linalg.cholesky_ex(K, out=(out, info))
-    jitter = 1e-14
+    jitter = 50 * torch.finfo(K.dtype).eps
     while bool((info > 0).any()) and jitter < 1e-2:
         bad = info > 0
         # In proportion to each diagonal entry: these range over many decades.
