@@ -247,7 +247,7 @@ def test_two_classes_are_one_label():
 @pytest.mark.parametrize("options", [{}, {"heads": 2}, {"classes": 3}])
 def test_padding_is_as_if_it_were_not_there(options):
     short = make(3, 4, 5, seed=5, **options)
-    for filler in (0.0, 7.0, 1e300):
+    for filler in (0.0, 7.0, 1.7e308):
         padding = torch.full((3, 2, 5), filler, dtype=torch.float64)
         X = torch.cat([padding, short.X, padding], -2)
         mask = torch.tensor([[False] * 2 + [True] * 4 + [False] * 2] * 3)

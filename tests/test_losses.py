@@ -78,6 +78,17 @@ def test_excess_far_out(name, b, log_e):
     check_excess(name, b, log_e)
 
 
+@pytest.mark.parametrize("b", [10.9, 11.0, 11.1])
+def test_logistic_excess_at_the_seam_of_its_formulas(b):
+    """e = log 2 makes the ratio sigmoid(-b), which is where the series takes over."""
+    log_e = math.log(math.log(2))
+    with mpmath.workdps(40):
+        e = mpmath.exp(mpmath.mpf(log_e))
+        exact = float(mpmath.log(VALUES["logistic"](b - e) - VALUES["logistic"](mpmath.mpf(b))))
+    got = float(LOSSES["logistic"].log_excess(at(b), at(log_e)))
+    assert got == pytest.approx(exact, rel=0, abs=2e-14)
+
+
 @pytest.mark.parametrize("b", [-3.0, 50.0])
 def test_logistic_excess_of_a_shortfall_too_large_for_exp(b):
     """l(b - e) - l(b) is e, but for b, once e is huge."""

@@ -15,8 +15,10 @@ import mirrorhead as mh
 from margin_cases import generator
 from mirrorhead.data.examples import example_2
 from mirrorhead.data.synthetic import random_problem
+from mirrorhead.paths.descent import direction_divergence
 from mirrorhead.paths.excess import Excess, log_logistic, log_loss
 from mirrorhead.paths.lbfgs import minimize
+from mirrorhead.paths.spheres import Directions, follow
 
 LOSSES = ("logistic", "exponential", "linear")
 
@@ -272,6 +274,33 @@ def test_what_the_starts_saw_is_told():
     assert repr(path).startswith("RegularizationPath(p=2, trials=(3,), 2 radii 0.1 to 100, log-")
 
 
+def test_an_optimum_met_late_is_carried_back_and_no_radius_is_worse_than_a_smaller():
+    """A search that finds the better branch, -2 R against -R, from R = 2 on; at 4 both are bad."""
+
+    def search(points: Tensor, radius: Tensor, tol: float) -> tuple[Tensor, Tensor]:
+        found = (points[..., 0] > 5) | (radius >= 2)
+        values = -radius * torch.where(found, 2.0, 1.0) * torch.where(radius == 4, 0.1, 1.0)
+        return torch.where(found, 9.0, 1.0).unsqueeze(-1), values
+
+    radii = torch.tensor([1.0, 2.0, 4.0]).double().reshape(3, 1, 1)
+    nowhere = torch.zeros(1, 1, dtype=torch.float64)
+    ends = follow(search, Directions(1, nowhere, 0), 3, radii, torch.ones(1, 1).double())
+    assert ends.points.flatten().tolist() == [9.0, 9.0, 9.0]
+    assert ends.values.flatten().tolist() == [-2.0, -4.0, -4.0]
+    assert ends.reach.flatten().tolist() == [1.0, 2.0, 2.0]
+    assert ends.all_values.shape == (3, 3, 1)
+
+
+def test_divergence_where_there_is_no_direction_or_no_common_row():
+    X = torch.ones(1, 2, 2)
+    hopeless = mh.attention_svm(X, X[:, 0], torch.tensor([0]))
+    upper = torch.tensor([[1.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
+    W = torch.stack([upper, upper.flip(0), torch.zeros(2, 2)])
+    assert bool(direction_divergence(2, hopeless.W, W, 2).isnan().all())
+    apart = direction_divergence(2, upper, W, 2)
+    assert apart[:2].tolist() == [0.0, 1.0] and bool(apart[2].isnan())
+
+
 def test_near_zero_the_path_follows_the_gradient():
     problem = random_problem(5)
     for p in (1.5, 3.0):
@@ -380,6 +409,16 @@ def test_nu_is_the_least_ratio_of_a_fine_grid():
         nu = float(mh.assumption_b(problem, tokens, p))
         assert nu <= least + 1e-7
         assert nu == pytest.approx(least, abs=0.02)
+
+
+def test_nu_can_be_the_slope_at_the_selected_tokens():
+    """From the origin to the line through (1, 0) and (1 - h, 1) it is 1/sqrt(1 + h^2)."""
+    h = 0.05
+    X = torch.tensor([[[1 - h, 1.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 0.0]]], dtype=torch.float64)
+    mask = torch.tensor([[True, True], [True, False]])
+    problem = mh.AttentionProblem(X, X[:, 0], [1, 1], [0.0, 0.0], mask=mask)
+    nu = float(mh.assumption_b(problem, torch.tensor([0, 0]), 2))
+    assert nu == pytest.approx(h * (1 - h) * (1 + h * h) ** -1.5, rel=1e-6)
 
 
 def test_a_sample_that_is_no_support_vector_breaks_assumption_b():

@@ -89,10 +89,13 @@ def _search(
         raise ValueError("problem must have a sample with more than one token")
 
     def ratio(s: Tensor) -> Tensor:
-        """(Gamma - Gamma') / max(1 - s) of attention (m, n, T), inf at the selected tokens."""
+        """(Gamma - Gamma') / max(1 - s) of attention (m, n, T), inf near the selected tokens.
+
+        There the margins differ by less than the solver's tolerance, and the slope is exact.
+        """
         found = svm((s.unsqueeze(-2) @ X).squeeze(-2), y.expand(len(s), n), p)
         moved = (s * others).sum(-1).amax(-1)
-        return ((margin - 1 / found.norm) / moved).where(moved > 0, torch.inf)
+        return ((margin - 1 / found.norm) / moved).where(moved > 1e-2, torch.inf)
 
     # 1. The slope at the selected tokens.
     hull = chosen.dual / chosen.dual.sum()
