@@ -162,7 +162,7 @@ def test_nothing_to_learn_changes_nothing() -> None:
 def test_a_large_start_is_forgotten_only_when_it_is_small() -> None:
     problem = random_problem(10)
     W = random_weights(problem, 5.0)
-    path = mh.descend(problem, 2, 3000, rule="accelerated", init=W, record=[0, 2, 3000])
+    path = mh.descend(problem, 2, 2000, rule="accelerated", init=W, record=[0, 2, 2000])
     assert torch.equal(path.W[0], W)
     assert float((path.W[1] - W).norm()) < 0.2 * float(W.norm())
     solution = mh.attention_svm(problem.X, problem.z, path.tokens, 2.0, tol=1e-12)
@@ -180,6 +180,14 @@ def test_reach_bounds_what_weights_can_do(p: float, seed: int) -> None:
     one = mh.AttentionProblem(problem.X[:, :1, :1], problem.z[:, :1], problem.y[:, :1], problem.v)
     assert not one.reach(2).any()
     assert grad_phi(torch.zeros(3, 3), 1.25, (-1,)).eq(0).all()
+
+
+def test_each_head_goes_to_its_own_solution() -> None:
+    problem = random_problem(4, heads=2)
+    path = mh.descend(problem, 2, 1000, rule="accelerated", record=[1000])
+    X, z = (x.unsqueeze(1).expand(4, 2, *x.shape[1:]) for x in (problem.X, problem.z))
+    solution = mh.attention_svm(X, z, path.tokens, 2.0, tol=1e-12)
+    assert float(path.divergence_to(solution).median()) < 1e-8
 
 
 def test_it_trains_weights_alone() -> None:
@@ -202,7 +210,7 @@ def test_the_step_cannot_run_away(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("p", [1.1, 1.5, 1.75, 2.0, 3.0])
+@pytest.mark.parametrize("p", [1.1, 1.5, 3.0])
 def test_eight_digits_in_a_few_thousand_steps(p: float) -> None:
     problem = random_problem(30)
     path = mh.descend(problem, p, 5000 if p == 1.1 else 3000, rule="accelerated")
@@ -214,7 +222,7 @@ def test_eight_digits_in_a_few_thousand_steps(p: float) -> None:
 @pytest.mark.slow
 def test_every_path_arrives_at_p_5() -> None:
     problem = random_problem(25)
-    path = mh.descend(problem, 5, 20_000, rule="accelerated", record=[20_000])
+    path = mh.descend(problem, 5, 10_000, rule="accelerated", record=[10_000])
     solution = mh.attention_svm(problem.X, problem.z, path.tokens, 5, tol=1e-12)
     assert solution.status == ["optimal"] * 25
     assert float(path.divergence_to(solution)[-1].max()) < 1e-6
