@@ -6,6 +6,8 @@ nothing is lost by going back and forth:
 
     constant     u+ = u - lr grad                   lp-AttGD, the rule of the theorems
     normalized   u+ = u - lr grad / ||grad||_q      the rule of the paper's experiments
+
+The accelerated rule keeps more, and has a file of its own.
 """
 
 from __future__ import annotations
