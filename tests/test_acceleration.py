@@ -42,19 +42,19 @@ def slow_path(problem: mh.AttentionProblem, p: float, W: Tensor, steps: int) -> 
 
     floor = 0.1 / float(problem.reach(q)) ** 2
     z = x = z_at(W)
-    s, A, at = floor, 0.0, {}
+    s, B, at = floor, 0.0, {}
     for k in range(1, steps + 1):
         if k in (64, 128, 256):
-            x, A = z, 0.0
-        a = (s + math.sqrt(s * s + 4 * s * A)) / 2
-        theta = a / (A + a)
+            x, B = z, 0.0
+        a = (s + math.sqrt(s * s + 4 * s * B)) / 2
+        theta = a / (B + a)
         at[k] = W + a * slope((1 - theta) * x + theta * z)
         new_z = z_at(at[k])
         new_x = (1 - theta) * x + theta * new_z
         overshoot = float((slope(new_x) * (new_z - z)).sum())
         fits = overshoot <= 1e-13 * float((slope(new_x) * new_x).sum())
         if fits or s <= floor:
-            W, x, z, A = at[k], new_x, new_z, A + a
+            W, x, z, B = at[k], new_x, new_z, B + a
         s = 1.05 * s if fits else max(s / 2, floor)
     half = max(j for j in (2**i for i in range(10)) if 2 * j <= steps)
     return at[steps] - at[half]

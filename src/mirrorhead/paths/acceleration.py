@@ -9,12 +9,13 @@ simplex, and the direction of largest margin is dual to
 
 Nesterov's accelerated method on that problem, with the entropy as its distance, needs of
 lambda only z = A' lambda = -grad / mass: it never sees the rows. It keeps the weights W, a
-sum of primal points, and x, an average of the z. With s its step and A the sum of all a,
+sum of primal points, and x, an average of the z. With s its step and B the sum of all a,
 
-    a = (s + sqrt(s^2 + 4 s A)) / 2,   theta = a / (A + a),   y = (1 - theta) x + theta z,
+    a = (s + sqrt(s^2 + 4 s B)) / 2,   theta = a / (B + a),   y = (1 - theta) x + theta z,
     W+ = W + a grad phi(y),   z+ = z at W+,   x+ = (1 - theta) x + theta z+.
 
-For p = 2 and a fixed s this is the dual acceleration of Ji, Srebro and Telgarsky (2021).
+For p = 2 and a fixed s this is, but for the exact a, the dual acceleration of Ji, Srebro and
+Telgarsky (2021).
 The step is right when x+ has not gone past the minimum between y and x+ (s at most one over
 the curvature of phi, for a quadratic):
 
@@ -24,7 +25,7 @@ Then s grows by GROWTH; else the step is taken back and s halved. At its floor l
 step is taken all the same: before attention has settled the dual problem itself still moves,
 and no step would pass.
 
-At the steps 64, 128, 256, ... the average starts anew, x = z and A = 0, while W stays: what
+At the steps 64, 128, 256, ... the average starts anew, x = z and B = 0, while W stays: what
 came before attention settled is forgotten, and near the solution, where the dual problem is
 strongly convex, restarts make convergence faster than any power of k. For the same reason a
 path records W(k) - W(j) with j the power of two in (k/4, k/2]. docs/acceleration.md tells more.
@@ -70,7 +71,7 @@ class Accelerated:
             "x": zero,
             "z": zero,
             "move": zero,  # grad phi(y)
-            "sum": torch.zeros_like(scalar),  # A
+            "sum": torch.zeros_like(scalar),  # B
             "a": torch.zeros_like(scalar),
             "theta": torch.ones_like(scalar),
             "step": scalar,  # s
