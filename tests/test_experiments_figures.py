@@ -3,103 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
-from typing import Any
 
-import matplotlib
 import numpy as np
 import pytest
 import torch
 
+from experiment_cases import doctored, tiny
 from mirrorhead.data.synthetic import random_problem, random_weights
 from mirrorhead.experiments import (
-    ORDER,
     example_1,
     example_2,
     figure_4,
-    figure_5,
-    initialization,
     load,
-    normalization,
 )
-from mirrorhead.experiments.base import Experiment, Result, merge, pieces
 from mirrorhead.experiments.starts import lengths_needed, repeated
 from mirrorhead.margin import attention_svm, svm
 from mirrorhead.paths.descent import descend, recorded_steps
 from mirrorhead.potential import PNorm
 from mirrorhead.tokens import locally_optimal
-
-SHORT = (60, 60, 60)
-TINY: dict[str, Any] = {
-    "example-1": replace(example_1.QUICK, steps=50),
-    "example-2": replace(example_2.QUICK, steps=SHORT),
-    "figure-4": replace(figure_4.QUICK, trials=3, steps=SHORT, patience=2),
-    "figure-5": replace(figure_5.QUICK, trials=3, steps=SHORT),
-    "initialization": replace(
-        initialization.QUICK,
-        trials=3,
-        steps=(40, 40, 40),
-        patience=2,
-        starts=(("normal", 0.0), ("normal", 1.0), ("rank-one", 0.1)),
-    ),
-    "normalization": replace(normalization.QUICK, trials=3, normalized=SHORT, constant=200),
-}
-names = pytest.mark.parametrize("name", TINY)
-
-
-@cache
-def tiny(name: str) -> tuple[Experiment, Result[Any]]:
-    experiment = load(name)
-    return experiment, experiment.compute(TINY[name])
-
-
-def doctored(name: str, **arrays: Any) -> str:
-    """The word of the verdict on a tiny result in which some arrays are replaced."""
-    experiment, result = tiny(name)
-    changed = {key.replace("_", " "): np.asarray(value) for key, value in arrays.items()}
-    assert changed.keys() <= result.arrays.keys()
-    return experiment.verdict(replace(result, arrays={**result.arrays, **changed})).holds
-
-
-@names
-def test_the_contract_holds(name: str) -> None:
-    experiment, result = tiny(name)
-    assert name in ORDER
-    assert experiment.name == name
-    assert result.settings == TINY[name]
-    assert experiment.quick.trials <= experiment.full.trials
-    words = experiment.verdict(result)
-    assert words.claim == experiment.claim
-    assert "nan" not in words.measured + words.remark
-
-
-@names
-def test_pieces_make_the_whole(name: str) -> None:
-    experiment, whole = tiny(name)
-    if experiment.fixed_trials:
-        assert whole.settings.trials == 1
-        return
-    parts = merge([experiment.compute(piece) for piece in pieces(TINY[name], 2)])
-    assert parts.settings == whole.settings
-    for key, array in whole.arrays.items():
-        np.testing.assert_allclose(parts[key], array, rtol=1e-6, atol=1e-9, err_msg=key)
-
-
-@names
-def test_axes_are_labelled(name: str) -> None:
-    experiment, result = tiny(name)
-    figure = experiment.draw(result)
-    assert figure.get_size_inches()[0] == 8
-    for axis in figure.axes:
-        place: Any = axis.get_subplotspec()
-        assert axis.get_xlabel() or not place.is_last_row()
-        assert axis.get_ylabel() or not place.is_first_col()
-        assert axis.lines or axis.patches
-        for line in axis.lines:
-            assert np.isfinite(np.asarray(line.get_xydata(), float)).all()
-    with matplotlib.rc_context({"figure.max_open_warning": 1}):
-        figure.canvas.draw()  # warnings, of layout or of log scales, are errors here
-
 
 # -- Figure 4 -----------------------------------------------------------------------------
 

@@ -2,106 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import cache
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pytest
 import scipy.optimize
 import torch
 
+from experiment_cases import doctored, tiny
 from mirrorhead.data.synthetic import random_problem, random_weights
 from mirrorhead.experiments import (
-    ORDER,
-    acceleration,
     cones,
-    load,
-    theorem_1,
-    theorem_2,
     theorem_4,
     theorem_5,
-    three_classes,
-    two_heads,
 )
-from mirrorhead.experiments.base import Experiment, Result, merge, pieces
 from mirrorhead.experiments.lines import at_a_tenth, median_band
 from mirrorhead.margin import attention_svm
 from mirrorhead.paths.descent import descend, recorded_steps
 from mirrorhead.potential import PNorm
 from mirrorhead.tokens import cone_constants
-
-SHORT = (60, 60, 60)
-TINY: dict[str, Any] = {
-    "theorem-1": replace(theorem_1.QUICK, trials=3, p=(2.0,), radii=(1.0, 3.0, 10.0), starts=2),
-    "theorem-2": replace(theorem_2.QUICK, trials=3, steps=60, normalized_steps=60),
-    "theorem-4": replace(
-        theorem_4.QUICK, trials=3, p=(1.5, 2.0, 3.0), steps=SHORT, lr=(1.0, 3.0, 100.0)
-    ),
-    "theorem-5": replace(theorem_5.QUICK, p=(2.0,), radii=(1.0, 30.0), starts=2, steps=(300,)),
-    "cones": replace(cones.QUICK, trials=3, p=(1.75, 3.0), steps=(100, 100)),
-    "acceleration": replace(
-        acceleration.QUICK, trials=3, p=(2.0, 5.0), steps=(60, 60), lr=(0.1, 1.0)
-    ),
-    "two-heads": replace(two_heads.QUICK, trials=3, steps=SHORT),
-    "three-classes": replace(three_classes.QUICK, trials=3, steps=SHORT),
-}
-names = pytest.mark.parametrize("name", TINY)
-
-
-@cache
-def tiny(name: str) -> tuple[Experiment, Result[Any]]:
-    experiment = load(name)
-    return experiment, experiment.compute(TINY[name])
-
-
-def doctored(name: str, **arrays: Any) -> str:
-    """The word of the verdict on a tiny result in which some arrays are replaced."""
-    experiment, result = tiny(name)
-    changed = {key: np.asarray(value) for key, value in arrays.items()}
-    for key, array in changed.items():
-        assert array.shape == result[key].shape, key
-    return experiment.verdict(replace(result, arrays={**result.arrays, **changed})).holds
-
-
-@names
-def test_the_contract_holds(name: str) -> None:
-    experiment, result = tiny(name)
-    assert name in ORDER
-    assert experiment.name == name
-    assert experiment.quick.trials <= experiment.full.trials
-    words = experiment.verdict(result)
-    assert words.claim == experiment.claim
-    assert "nan" not in words.measured + words.remark
-
-
-@names
-def test_pieces_make_the_whole(name: str) -> None:
-    experiment, whole = tiny(name)
-    if experiment.fixed_trials:
-        assert whole.settings.trials == 1
-        return
-    parts = merge([experiment.compute(piece) for piece in pieces(TINY[name], 2)])
-    assert parts.settings == whole.settings
-    for key, array in whole.arrays.items():
-        np.testing.assert_allclose(parts[key], array, rtol=1e-5, atol=1e-9, err_msg=key)
-
-
-@names
-def test_axes_are_labelled(name: str) -> None:
-    experiment, result = tiny(name)
-    figure = experiment.draw(result)
-    assert figure.get_size_inches()[0] == 8
-    for axis in figure.axes:
-        place: Any = axis.get_subplotspec()
-        assert axis.get_xlabel()
-        assert axis.get_ylabel() or not place.is_first_col()
-        assert axis.lines
-        for line in axis.lines:
-            assert np.isfinite(np.asarray(line.get_xydata(), float)).all()
-    with matplotlib.rc_context({"figure.max_open_warning": 1}):
-        figure.canvas.draw()  # warnings, of layout or of log scales, are errors here
 
 
 def test_a_band_leaves_out_what_is_not_there() -> None:
