@@ -233,3 +233,13 @@ def test_repeated_problems_are_independent() -> None:
     for k in range(2):
         alone = descend(problem, 1.75, 30, init=init[k])
         torch.testing.assert_close(both.W[:, k], alone.W)
+
+
+def test_starts_are_independent_of_the_data() -> None:
+    """No row of W(0) points along a token or a query: it is not drawn from the same numbers."""
+    problem = random_problem(20)
+    rows = torch.nn.functional.normalize(random_weights(problem, 1.0), dim=-1)
+    vectors = torch.cat([problem.X.flatten(1, 2), problem.z], 1)  # (trials, 54, d), of norm 1
+    assert float((rows @ vectors.mT).abs().max()) < 0.999
+    other = random_weights(problem, 1.0, first=20)
+    assert not torch.equal(other, random_weights(problem, 1.0))

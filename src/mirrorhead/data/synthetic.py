@@ -49,14 +49,15 @@ def random_weights(
     """A start W(0) for each trial, of standard deviation `scale`, seeded like the trials.
 
     distribution: "normal", "uniform", "sparse" (one entry in ten, normal) or "rank-one".
-    The seeds are apart from those of `random_problem`, so W(0) and X are independent.
+    The seeds are apart from those of `random_problem`, so W(0) and X are independent: a
+    generator looks at 32 bits of its seed, and the highest is set here.
     """
     shape, leading = problem.weight_shape, problem.trials
     if len(leading) != 1:
         raise ValueError(f"random_weights needs one leading dimension, got {leading}")
     starts = []
     for seed in range(first, first + leading[0]):
-        generator = torch.Generator().manual_seed(2**40 + seed)
+        generator = torch.Generator().manual_seed(2**31 + seed)
         starts.append(_draw(shape[1:], distribution, generator))
     return scale * torch.stack(starts)
 
