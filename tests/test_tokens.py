@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -150,6 +151,23 @@ def test_all_tokens_support_gives_the_largest_delta():
     constants = mh.cone_constants(data, torch.tensor([0]), 2)
     assert constants.delta == 0.25
     assert constants.score_gap == 1
+
+
+def test_padding_is_no_token():
+    data, _ = problem(3, 4, 5, seed=9)
+    best = mh.globally_optimal_tokens(data)
+    # Padding with the best score of all, and longer than any token.
+    far = 50 * data.y[:, None, None] * data.v.expand(3, 2, 5)
+    X = torch.cat([data.X, far], -2)
+    mask = torch.arange(6).expand(3, 6) < 4
+    padded = SimpleNamespace(X=X, z=data.z, y=data.y, v=data.v, mask=mask)
+    assert torch.equal(mh.globally_optimal_tokens(padded), best)
+    assert torch.equal(mh.support_tokens(padded, best, 2)[:, :4], mh.support_tokens(data, best, 2))
+    assert mh.locally_optimal(padded, best, 2)
+    assert torch.equal(mh.locally_optimal_sets(padded, 2), mh.locally_optimal_sets(data, 2))
+    one, other = (mh.cone_constants(x, best, 2) for x in (data, padded))
+    for name in ("delta", "A", "mu_0", "score_gap", "widest_score_gap", "score_range"):
+        torch.testing.assert_close(getattr(one, name), getattr(other, name), rtol=1e-6, atol=0)
 
 
 def test_bad_input():

@@ -1,7 +1,8 @@
 """Which tokens are optimal, globally and locally, and how wide the paper's cones around them are.
 
 A problem here is anything with the attributes X (..., n, T, d), z (..., n, d), y (..., n) of
-+-1 and v (..., d); leading dimensions are separate problems.
++-1 and v (..., d), and perhaps a mask (..., n, T) that is False on padding; leading dimensions
+are separate problems.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class TokenProblem(Protocol):
 
 
 def token_scores(problem: TokenProblem) -> Tensor:
-    """gamma_it = y_i v' x_it, (..., n, T): Definition 2.
+    """gamma_it = y_i v' x_it, (..., n, T), padding included: Definition 2.
 
     >>> from types import SimpleNamespace
     >>> X = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
@@ -52,12 +53,12 @@ def token_scores(problem: TokenProblem) -> Tensor:
 
 def globally_optimal_tokens(problem: TokenProblem) -> Tensor:
     """The token with the highest score in each sample, (..., n): Definition 3.1."""
-    return token_scores(problem).argmax(-1)
+    return token_scores(problem).where(_kept(problem), -math.inf).argmax(-1)
 
 
 def support_tokens(problem: TokenProblem, tokens: Tensor, p: float) -> Tensor:
     """(..., n, T) bool: tokens whose constraint holds with equality at the lp-AttSVM solution."""
-    return attention_svm(problem.X, problem.z, tokens, p).support
+    return _solution(problem, tokens, p).support
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +99,7 @@ def locally_optimal(
     LocalOptimality(False, sample 0: support token 0 scores 2, the selected token 1 scores 1)
     """
     scores = token_scores(problem)
-    solution = attention_svm(problem.X, problem.z, tokens, p, tol)
+    solution = _solution(problem, tokens, p, tol)
     tokens = torch.as_tensor(tokens, device=scores.device)
     rivals = solution.support & (scores >= scores.gather(-1, tokens.unsqueeze(-1)))
     optimal = solution.optimal & ~rivals.flatten(-2).any(-1)
@@ -119,14 +120,17 @@ def locally_optimal_sets(
 ) -> Tensor:
     """All locally optimal token sets of one small problem, (found, n), in lexicographic order.
 
-    Every one of the T^n sets is solved, a thousand at a time; more than `limit` are refused.
+    Every one of the T^n sets (fewer with padding) is solved, a thousand at a time; more than
+    `limit` are refused.
     """
     if problem.X.dim() != 3:
         raise ValueError(f"X must be one problem, (n, T, d); got shape {tuple(problem.X.shape)}")
     n, T, d = problem.X.shape
-    if T**n > limit:
-        raise ValueError(f"{T}^{n} token sets are more than limit={limit}")
-    sets = product(range(T), repeat=n)
+    kept = _kept(problem)
+    count = math.prod(kept.sum(-1).tolist())
+    if count > limit:
+        raise ValueError(f"{count} token sets are more than limit={limit}")
+    sets = product(*(row.nonzero().squeeze(-1).tolist() for row in kept))
     found = []
     while chosen := list(islice(sets, 1000)):
         tokens = torch.tensor(chosen, device=problem.X.device)
@@ -135,6 +139,7 @@ def locally_optimal_sets(
             problem.z.expand(len(chosen), *problem.z.shape),
             problem.y.expand(len(chosen), n),
             problem.v.expand(len(chosen), d),
+            kept.expand(len(chosen), n, T),
         )
         found.append(tokens[locally_optimal(batch, tokens, p, tol).optimal])
     return torch.cat(found)
@@ -179,20 +184,27 @@ def cone_constants(
 
     Raises ValueError where that solution is not optimal, since nothing is defined there.
     """
-    p = check_p(p)
-    scores = token_scores(problem).to(torch.float64)
-    X, z = problem.X.to(torch.float64), problem.z.to(torch.float64)
-    solution = attention_svm(X, z, tokens, p, tol)
+    solution = _solution(problem, tokens, check_p(p), tol)
     if not bool(solution.optimal.all()):
         raise ValueError(f"tokens must have an lp-AttSVM solution, got {solution.status}")
+    return constants_at(problem, tokens, solution)
+
+
+def constants_at(problem: TokenProblem, tokens: Tensor, solution: MarginSolution) -> ConeConstants:
+    """`cone_constants` for a solution that is known; NaN, or without meaning, where it has none."""
+    p, kept = solution.p, _kept(problem)
+    scores = token_scores(problem).to(torch.float64)
+    X, z = problem.X.to(torch.float64), problem.z.to(torch.float64)
     at = torch.as_tensor(tokens, device=X.device).unsqueeze(-1)
     logits = (X @ solution.W.unsqueeze(-3) @ z.unsqueeze(-1)).squeeze(-1)  # (..., n, T)
     excess = logits.gather(-1, at) - logits - 1
     support = solution.support
-    other = (~support).scatter(-1, at, False)
+    other = (kept & ~support).scatter(-1, at, False)
     delta = (0.5 * excess.where(other, math.inf).amin((-2, -1))).clamp_max(0.25)
     q = dual_exponent(p)
-    outer = lp_norm(X, q, -1).amax(-1) * lp_norm(z, q, -1)  # ||x z'||_q = ||x||_q ||z||_q
+    outer = lp_norm(X, q, -1).where(kept, 0).amax(-1) * lp_norm(
+        z, q, -1
+    )  # ||x z'||_q = ||x||_q ||z||_q
     A = (solution.norm * outer.amax(-1)).clamp_min(1)
     if p >= 2:
         mu_0 = (delta / (8 * A)) ** p / p
@@ -210,7 +222,9 @@ def cone_constants(
         mu_0=mu_0,
         score_gap=(chosen - highest).where(some, math.nan),
         widest_score_gap=(chosen - lowest).where(some, math.nan),
-        score_range=(scores.amax(-1) - scores.amin(-1)).amax(-1),
+        score_range=(
+            scores.where(kept, -math.inf).amax(-1) - scores.where(kept, math.inf).amin(-1)
+        ).amax(-1),
         solution=solution,
     )
 
@@ -221,6 +235,18 @@ class _Batch:
     z: Tensor
     y: Tensor
     v: Tensor
+    mask: Tensor
+
+
+def _kept(problem: TokenProblem) -> Tensor:
+    """(..., n, T) bool, False on padding."""
+    mask = getattr(problem, "mask", None)
+    return torch.ones_like(problem.X[..., 0], dtype=torch.bool) if mask is None else mask
+
+
+def _solution(problem: TokenProblem, tokens: Tensor, p: float, tol: float = 1e-9) -> MarginSolution:
+    mask = getattr(problem, "mask", None)
+    return attention_svm(problem.X, problem.z, tokens, p, tol, mask=mask)
 
 
 def _reason(code: int, scores: Tensor, tokens: Tensor, rivals: Tensor) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor
 from mirrorhead.margin import MarginSolution
 from mirrorhead.paths.descent import Path
 from mirrorhead.potential import PNorm, check_p
-from mirrorhead.tokens import LocalOptimality, cone_constants, locally_optimal
+from mirrorhead.tokens import LocalOptimality, constants_at, locally_optimal
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,8 +22,8 @@ class Diagnostics:
     mass: attention on the tokens selected at the end, (records, ..., n).
     optimality: whether those tokens are locally optimal, and why not; with the solution.
     rate: the slope of log D against log ||W|| over the last decade of the norm, (...).
-    in_cone: whether W(k) lies in the cone S_mu0 of Theorem 2, (records, ...); all False
-        where the tokens have no solution.
+    in_cone: whether W(k) lies in the cone S_mu0 of Theorem 2, (records, ...); False where the
+        tokens have no solution or W(k) is zero.
     """
 
     divergence: Tensor
@@ -52,6 +52,8 @@ class Diagnostics:
 def diagnose(path: Path, tol: float = 1e-9) -> Diagnostics:
     """Compare a path of one head with the max-margin solution of its own tokens.
 
+    Scores are those of the head at the end, where it was trained (lp-JointGD).
+
     >>> from mirrorhead.data.synthetic import random_problem
     >>> from mirrorhead.paths.descent import descend
     >>> diagnose(descend(random_problem(trials=3), p=2, steps=1000))
@@ -61,17 +63,13 @@ def diagnose(path: Path, tol: float = 1e-9) -> Diagnostics:
     problem = path.problem
     if problem.heads is not None or problem.classes is not None:
         raise ValueError("diagnose is for one head and labels +-1; see docs/descent.md for others")
+    if path.v is not None:
+        problem = problem.with_head(path.v[-1])
     optimality = locally_optimal(problem, path.tokens, path.p, tol)
     solution = optimality.solution
     divergence = path.divergence_to(solution).where(solution.optimal, torch.nan)
     norm = PNorm(path.p).norm(path.W, (-2, -1))
-    if bool(solution.optimal.all()):
-        inside = cone_constants(problem, path.tokens, path.p, tol)
-        nonzero = norm > 0
-        W = path.W.where(nonzero[..., None, None], solution.W)
-        in_cone = inside.contains(W) & nonzero
-    else:
-        in_cone = torch.zeros_like(norm, dtype=torch.bool)
+    in_cone = divergence <= constants_at(problem, path.tokens, solution).mu_0  # NaN is not
     return Diagnostics(
         divergence=divergence,
         norm=norm,
