@@ -90,6 +90,13 @@ static double largest(const double *restrict x, long count) {
     return most;
 }
 
+/* A maximum passes over NaN; logits that overflow must not look like a gradient of zero. */
+static int has_nan(const double *restrict x, long count) {
+    int found = 0;
+    for (long j = 0; j < count; j++) found |= x[j] != x[j];
+    return found;
+}
+
 /* The gradient of one trial up to a positive factor, into G (d, dp). */
 static void gradient(const struct problem *P, const double *restrict W, double *restrict G,
                      double *restrict work) {
@@ -180,7 +187,7 @@ static void descend(const struct problem *P, double *restrict u, long steps, dou
         double most = 0;
 #pragma omp simd reduction(max : most)
         for (long j = 0; j < d * dp; j++) most = fabs(G[j]) > most ? fabs(G[j]) : most;
-        if (most == 0) return; /* nothing pulls, now or ever */
+        if (most == 0 && !has_nan(G, d * dp)) return; /* nothing pulls, now or ever */
         for (long b = 0; b < d; b++)
             for (long c = 0; c < d; c++) g[b * d + c] = G[b * dp + c] / most;
         powers(g, power, square, size, q);
