@@ -19,6 +19,8 @@ from mirrorhead.paths import compiled, descent
 from mirrorhead.paths.diagnostics import fitted_slope, log_growth, observed_rate, theorem_rate
 from mirrorhead.paths.rules import Normalized
 
+HALF_ZERO = torch.tensor([0.0, 1.0]).reshape(2, 1, 1).expand(2, 10, 3)  # in the first trial
+
 
 def slow_path(
     problem: mh.AttentionProblem,
@@ -245,6 +247,29 @@ def test_without_a_compiler_torch_takes_over(
         compiled._library.cache_clear()
 
 
+def test_a_checkpoint_keeps_the_records_that_were_asked_for(tmp_path: File) -> None:
+    problem, file = random_problem(1), tmp_path / "run.npz"
+    mh.descend(problem, 1.5, 20, record=[5, 20], checkpoint=file)
+    longer = mh.descend(problem, 1.5, 30, record=[5, 30], checkpoint=file)
+    assert torch.equal(longer.W, mh.descend(problem, 1.5, 30, record=[5, 30]).W)
+    with pytest.raises(ValueError, match="record asks for step 6, which the checkpoint, at step"):
+        mh.descend(problem, 1.5, 40, record=[6, 40], checkpoint=file)
+
+
+def test_a_checkpoint_that_cannot_be_written_is_found_out_first(
+    tmp_path: File, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setattr(descent, "_stepper", lambda *_: pytest.fail("it ran"))
+    with pytest.raises(OSError, match="file"):
+        mh.descend(random_problem(1), 1.5, 20, checkpoint=tmp_path / "file" / "run.npz")
+    array = tmp_path / "array.npz"
+    with array.open("wb") as stream:
+        np.save(stream, np.zeros(3))
+    with pytest.raises(ValueError, match=r"cannot be read.*delete it"):
+        mh.descend(random_problem(1), 1.5, 20, checkpoint=array)
+
+
 def test_remark_1_is_the_hessian_bound() -> None:
     problem = random_problem(3, n=4, T=3, d=4)
     W = random_weights(problem, 0.8)
@@ -261,6 +286,9 @@ def test_remark_1_is_the_hessian_bound() -> None:
                 lowest = torch.linalg.eigvalsh(torch.diag(psi) - factor * steps[k] * H)[0]
                 assert bool(lowest > 0) is convex
     assert not mh.largest_step(problem, torch.zeros_like(W), 3).any()
+    assert not mh.largest_step(problem, 1e-200 * W, 50).any()  # |w|^-48 is infinite
+    with pytest.raises(ValueError, match="W must give finite logits"):
+        mh.largest_step(problem, torch.full_like(W, 1e308), 2)
 
 
 def test_the_constant_rule_warns_above_remark_1() -> None:
@@ -290,6 +318,37 @@ def test_diagnostics_tell_what_the_path_did() -> None:
     assert fitted_slope(x[:2], y[:2]).isnan()
 
 
+def test_diagnostics_of_padding_of_a_trained_head_and_of_nothing_to_select() -> None:
+    problem = random_problem(3, T=5)
+    X = torch.cat([problem.X, 9 * torch.ones_like(problem.X[..., :2, :])], -2)
+    mask = torch.arange(7).expand(3, 6, 7) < 5
+    padded = mh.AttentionProblem(X, problem.z, problem.y, problem.v, mask=mask)
+    path, other = (mh.descend(x, 2, 300) for x in (problem, padded))
+    report, same = mh.diagnose(path), mh.diagnose(other)
+    torch.testing.assert_close(report.divergence, same.divergence, rtol=1e-6, atol=1e-9)
+    assert torch.equal(report.optimality.optimal, same.optimality.optimal)
+    joint = mh.diagnose(mh.descend(problem, 2, 300, joint=True))
+    assert joint.path.v is not None
+    trained = mh.AttentionProblem(problem.X, problem.z, problem.y, joint.path.v[-1])
+    expected = mh.locally_optimal(trained, joint.path.tokens, 2)
+    assert joint.optimality.reasons == expected.reasons
+    # One token has nothing to be told from: W = 0 is the solution and has no direction.
+    alone = random_problem(2, T=1)
+    nothing = mh.diagnose(mh.descend(alone, 2, 3))
+    assert nothing.divergence.isnan().all()
+    assert not nothing.in_cone.any()
+
+
+def test_one_trial_without_a_solution_leaves_the_others_their_cones() -> None:
+    problem = random_problem(2)
+    solution = mh.attention_svm(problem.X, problem.z, mh.globally_optimal_tokens(problem), 2)
+    X = problem.X.clone()
+    X[1, :, 1:] = X[1, :, :1]  # nothing but equal tokens
+    both = mh.AttentionProblem(X, problem.z, problem.y, problem.v)
+    report = mh.diagnose(mh.descend(both, 2, 1, init=solution.W, record=[0]))
+    assert report.in_cone.tolist() == [[True, False]]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -305,11 +364,28 @@ def test_diagnostics_tell_what_the_path_did() -> None:
         ({"init": (torch.ones(2, 10, 3), torch.ones(2, 10, 4))}, r"init\[1\] must have shape"),
         ({"record": [5, 11]}, "record must be steps from 0 to 10"),
         ({"record": []}, "record must be steps"),
+        ({"init": (HALF_ZERO, HALF_ZERO)}, "init must not be a pair of zeros in any trial"),
     ],
 )
 def test_bad_input_is_refused(arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         mh.descend(**({"problem": random_problem(2), "p": 1.5, "steps": 10} | arguments))
+
+
+def test_records_are_whole_numbers() -> None:
+    for record in ([1.7], "12", 3):
+        with pytest.raises(TypeError, match="record must be a list of whole numbers"):
+            mh.descend(random_problem(1), 1.5, 10, record=record)  # type: ignore[arg-type]
+
+
+def test_logits_that_overflow_are_no_zero_gradient() -> None:
+    """The largest of NaN is nothing: the compiled loop once stood still without a word."""
+    problem = random_problem(2)
+    scaled = mh.AttentionProblem(1e100 * problem.X, 1e100 * problem.z, problem.y, problem.v)
+    W = random_weights(problem, 1e120)
+    for rule in ("normalized", "accelerated"):
+        with pytest.raises(FloatingPointError, match="W is not finite at step"):
+            mh.descend(scaled, 1.5, 10, rule=rule, init=W)
 
 
 def test_a_path_that_overflows_says_so() -> None:

@@ -43,7 +43,7 @@ def load_checkpoint(file: str | os.PathLike[str], key: str) -> dict[str, np.ndar
         with open(file, "rb") as stream, np.load(stream, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
         found = str(arrays.pop("key"))
-    except (ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile) as error:
+    except (ValueError, KeyError, TypeError, EOFError, OSError, zipfile.BadZipFile) as error:
         raise ValueError(
             f"checkpoint {os.fspath(file)} cannot be read ({error}); delete it to start anew"
         ) from None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import index
 
 import numpy as np
 import torch
@@ -142,6 +143,9 @@ def descend(
             stored = load_checkpoint(checkpoint, key)
             if stored is not None:
                 step, states, records = _unpack(stored, states, steps)
+                _check_kept(wanted, records, step)
+            else:  # a place that cannot be written is found out now, not after the run
+                save_checkpoint(checkpoint, key, _pack(step, states, records))
         advance = _stepper(problem, p, lr, rules, states)
         stops = sorted(k for k in wanted | {steps} if k >= step)
         saved = time.monotonic()
@@ -227,8 +231,9 @@ def _parameters(
                     f" for both factors, got {tuple(factor.shape)}"
                 )
             parameters[name] = (factor, dims)
-        if not bool(parameters["K"][0].any()) and not bool(parameters["Q"][0].any()):
-            raise ValueError("init must not be a pair of zeros: the gradient is zero there")
+        either = torch.cat([factor for factor, _ in parameters.values()], -1)
+        if not bool(either.flatten(-dims).any(-1).all()):
+            raise ValueError("init must not be a pair of zeros in any trial: a saddle")
     else:
         W = torch.zeros(shape, dtype=torch.float64, device=problem.X.device)
         if init is not None:
@@ -298,18 +303,30 @@ def _path(
 
 
 def _check_record(record: Sequence[int] | Tensor, steps: int) -> set[int]:
-    wanted = {int(k) for k in record}
+    try:
+        wanted = {index(k) for k in record}
+    except TypeError:
+        raise TypeError(f"record must be a list of whole numbers, got {record!r}") from None
     if not wanted or min(wanted) < 0 or max(wanted) > steps:
         raise ValueError(f"record must be steps from 0 to {steps}, got {sorted(wanted)}")
     return wanted
+
+
+def _check_kept(wanted: set[int], records: Iterable[int], step: int) -> None:
+    gone = sorted(k for k in wanted if k < step and k not in records)
+    if gone:
+        raise ValueError(
+            f"record asks for step {gone[0]}, which the checkpoint, at step {step}, did not keep;"
+            " delete the checkpoint to start anew"
+        )
 
 
 def _check_finite(weights: dict[str, Tensor], step: int, lr: float) -> None:
     for name, w in weights.items():
         if not bool(w.isfinite().all()):
             raise FloatingPointError(
-                f"{name} is not finite at step {step}: lr = {lr:g} is too large, or p too close"
-                " to 1 for so long a run"
+                f"{name} is not finite at step {step}: lr = {lr:g} or the start is too large, p too"
+                " close to 1 for so long a run, or the data near the limits of floating point"
             )
 
 

@@ -39,6 +39,8 @@ def largest_step(problem: AttentionProblem, W: Tensor, p: float) -> Tensor:
         raise ValueError("largest_step is for one head and labels +-1")
     X, z, n = problem.X, problem.z, problem.X.shape[-3]
     logits = problem.logits(W)  # (..., n, T); also checks W
+    if not bool((logits < torch.inf).all()):
+        raise ValueError("W must give finite logits X W z")
     W = torch.as_tensor(W, dtype=torch.float64, device=X.device)
     s = logits.softmax(-1)
     a = problem.scores()
@@ -50,14 +52,10 @@ def largest_step(problem: AttentionProblem, W: Tensor, p: float) -> Tensor:
     B = curvature * g.unsqueeze(-1) * g.unsqueeze(-2)
     B = (B + slope * (torch.diag_embed(g) - mixed - mixed.mT)) / n  # (..., n, T, T)
 
-    size = W.abs()
-    if p > 2:
-        # 1/|w|^(p-2): an entry at zero makes the step zero, by way of an infinite eigenvalue.
-        flat = (size == 0).flatten(-2).any(-1)
-        inverse = size.where(size > 0, 1).pow(2 - p) / (p - 1)
-    else:
-        flat = torch.zeros(problem.trials, dtype=torch.bool, device=X.device)
-        inverse = size.pow(2 - p) / (p - 1)
+    inverse = W.abs().pow(2 - p) / (p - 1)
+    # For p > 2 an entry at zero, or nearly, makes the step zero.
+    flat = inverse.isinf().flatten(-2).any(-1)
+    inverse = inverse.masked_fill(flat[..., None, None], 1.0)
     # (J S^2 J')_{it,ju} = sum_ab x_ita x_jua S^2_ab z_ib z_jb
     zz = z.unsqueeze(-2) * z.unsqueeze(-3)  # (..., n, n, d)
     inner = torch.einsum("...ab,...ijb->...ija", inverse, zz)
