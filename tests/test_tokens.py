@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass, replace
 from itertools import product
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +17,11 @@ class Data:
     z: torch.Tensor
     y: torch.Tensor
     v: torch.Tensor
+
+
+@dataclass
+class Padded(Data):
+    mask: torch.Tensor
 
 
 def problem(*shape: int, seed: int = 0) -> tuple[Data, torch.Tensor]:
@@ -160,7 +164,7 @@ def test_padding_is_no_token():
     far = 50 * data.y[:, None, None] * data.v.expand(3, 2, 5)
     X = torch.cat([data.X, far], -2)
     mask = torch.arange(6).expand(3, 6) < 4
-    padded = SimpleNamespace(X=X, z=data.z, y=data.y, v=data.v, mask=mask)
+    padded = Padded(X, data.z, data.y, data.v, mask)
     assert torch.equal(mh.globally_optimal_tokens(padded), best)
     assert torch.equal(mh.support_tokens(padded, best, 2)[:, :4], mh.support_tokens(data, best, 2))
     assert mh.locally_optimal(padded, best, 2)
