@@ -79,7 +79,10 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("--only figure-99", "there is no experiment 'figure-99'; there are example-1"),
         ("--only json", "json is no experiment: it lacks NAME"),
-        ("--only toy_experiment --trials 0", "trials must be a whole number of at least 1, got 0"),
+        ("--only toy_experiment --trials 0", "--trials must be at least 1, got 0"),
+        ("--only example-1 --trials 0", "--trials must be at least 1, got 0"),
+        ("--only example-1,", "--only has an empty name"),
+        ("--only ../x", "there is no experiment '../x'; there are example-1"),
         ("--jobs 0", "--jobs must be at least 1, got 0"),
         ("--backend dask", "--backend dask needs --address"),
         ("--backend dask --address a --jobs 2", "--jobs goes with --backend local"),

@@ -295,8 +295,9 @@ def test_the_constant_rule_warns_above_remark_1() -> None:
     problem = random_problem(2)
     W = random_weights(problem, 0.1)
     bound = float(mh.largest_step(problem, W, 2).min())
-    with pytest.warns(UserWarning, match="exceeds the largest step"):
-        mh.descend(problem, 2, 1, lr=1.01 * bound, rule="constant", init=W, record=[0])
+    with pytest.warns(UserWarning, match="exceeds the largest step") as warned:
+        mh.descend(problem, 2, 3, lr=1.01 * bound, rule="constant", init=W, record=range(4))
+    assert len(warned) == 1
     mh.descend(problem, 2, 1, lr=0.5 * bound, rule="constant", init=W, record=[0])
 
 

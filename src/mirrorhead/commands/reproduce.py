@@ -88,7 +88,11 @@ class Reproduce:
         from mirrorhead.experiments.runner import plan
 
         given = [name.strip() for value in self.only for name in value.split(",")]
-        names = dict.fromkeys(name for name in given if name) or ORDER
+        if "" in given:
+            raise UserError("--only has an empty name")
+        if self.trials is not None and self.trials < 1:
+            raise UserError(f"--trials must be at least 1, got {self.trials}")
+        names = dict.fromkeys(given) or ORDER
         try:
             return [plan(load(name), full=self.full, trials=self.trials) for name in names]
         except (TypeError, ValueError) as error:

@@ -39,9 +39,12 @@ def load(name: str) -> Experiment:
     from mirrorhead.experiments.base import Experiment
 
     module = f"{__name__}.{name.replace('-', '_')}" if name in ORDER else name
+    unknown = ValueError(f"there is no experiment {name!r}; there are {', '.join(ORDER)}")
+    if not module or module.startswith("."):
+        raise unknown
     try:
         return Experiment.of(import_module(module))
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # the module is there, something that it imports is not
-        raise ValueError(f"there is no experiment {name!r}; there are {', '.join(ORDER)}") from None
+        raise unknown from None

@@ -137,7 +137,7 @@ def descend(
 
     with torch.no_grad():
         states = {name: rules[name].start(w, dims) for name, (w, dims) in parameters.items()}
-        step, records, key = 0, {}, ""
+        step, records, key, warned = 0, {}, "", False
         if checkpoint is not None:
             key = _key(problem, p, rule, lr, rates["v"], parameters)
             stored = load_checkpoint(checkpoint, key)
@@ -163,8 +163,8 @@ def descend(
                     weights = {name: rules[name].recorded(states[name]) for name in rules}
                     _check_finite(weights, stop, lr)
                     records[stop] = weights
-                    if rule == "constant":
-                        warn_if_too_large(problem, p, lr, weights, stop)
+                    if rule == "constant" and not warned:  # once is enough, and it is costly
+                        warned = warn_if_too_large(problem, p, lr, weights, stop)
         if checkpoint is not None:
             save_checkpoint(checkpoint, key, _pack(step, states, records))
     return _path(problem, p, rule, lr, [(k, records[k]) for k in sorted(wanted)])

@@ -76,10 +76,10 @@ def largest_step(problem: AttentionProblem, W: Tensor, p: float) -> Tensor:
 
 def warn_if_too_large(
     problem: AttentionProblem, p: float, lr: float, weights: dict[str, Tensor], step: int
-) -> None:
-    """A warning where the constant rule leaves what Remark 1 allows, at a recorded step."""
+) -> bool:
+    """Warn if the constant rule leaves what Remark 1 allows at this step, and say whether."""
     if "W" not in weights or "v" in weights or problem.heads or problem.classes:
-        return  # the remark speaks of W alone
+        return False  # the remark speaks of W alone
     bound = float(largest_step(problem, weights["W"], p).min())
     if lr > bound:
         warnings.warn(
@@ -87,3 +87,4 @@ def warn_if_too_large(
             f" {step}: the theorems do not cover this path",
             stacklevel=3,
         )
+    return lr > bound
