@@ -56,6 +56,10 @@ def test_a_folder_of_other_settings_is_not_touched(tmp_path: Path) -> None:
     assert "another --out" in message and str(tmp_path / "toy") in message
     with pytest.raises(storage.FolderError, match="the experiment's code"):
         storage.claim(tmp_path, replace(TOY, code="edited"), TOY.quick)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(storage, "library_hash", lambda: "edited")
+        with pytest.raises(storage.FolderError, match="the library's code"):
+            storage.claim(tmp_path, TOY, TOY.quick)
     assert (tmp_path / "toy" / "run.json").read_bytes() == before
     (tmp_path / "toy" / "run.json").write_text("{")
     with pytest.raises(storage.FolderError, match="cannot be read"):

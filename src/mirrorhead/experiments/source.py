@@ -1,13 +1,33 @@
-"""Which part of a module a function depends on: results are of that code, and of no other.
+"""Which code a result depends on: results are of that code, and of no other.
 
 Editing how a result is drawn or judged must not throw away an hour of computing; editing how it
-is computed must. Read from the text alone, so helpers in other files are not seen.
+is computed must. That is a part of the experiment's own module, read from its text, and all of the
+library below the experiments.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
+from functools import cache
+from pathlib import Path
+
+import mirrorhead
+
+# What experiments compute with, beside their own module.
+BELOW = ("attention.py", "losses.py", "potential.py", "tokens.py", "data", "margin", "paths")
+
+
+@cache
+def library_hash() -> str:
+    """A hash of the library's source that experiments compute with, the C kernel included."""
+    home = Path(mirrorhead.__file__).parent
+    files = [home / name for name in BELOW]
+    files = [file for path in files for file in (path.rglob("*.*") if path.is_dir() else (path,))]
+    digest = hashlib.sha256()
+    for file in sorted(file for file in files if file.suffix in (".py", ".c")):
+        digest.update(file.relative_to(home).as_posix().encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def code_hash(text: str, function: str) -> str:

@@ -5,8 +5,9 @@
     out/figure-4/00025-00049-<key>-<sum>.npz  its arrays
 
 The key is a hash of the settings with their seeds, of the experiment's name, of the code that its
-`run` depends on, and of the package's version. The json is written last and says which npz belongs
-to it, so a piece is there as a whole or not at all, also when two processes compute it at once.
+`run` depends on, in its file and in the library, and of the package's version. The json is written
+last and says which npz belongs to it, so a piece is there as a whole or not at all, also when two
+processes compute it at once.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import numpy as np
 
 from mirrorhead.experiments.base import Experiment, Result, TrialSettings, merge, pieces, plain
 from mirrorhead.experiments.base import restore as restore_settings
+from mirrorhead.experiments.source import library_hash
 from mirrorhead.files import write_atomically
 from mirrorhead.version import __version__
 
@@ -128,6 +130,7 @@ def _identity(experiment: Experiment, settings: TrialSettings) -> dict[str, Any]
         "experiment": experiment.name,
         "version": __version__,
         "code": experiment.code,
+        "library": library_hash(),
         "settings": plain(settings),
     }
 
@@ -154,6 +157,7 @@ def _read_run(path: Path) -> dict[str, Any]:
 def _differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     words = {"format": "the format", "version": "the version of mirrorhead"}
     words |= {"experiment": "the experiment", "code": "the experiment's code"}
+    words |= {"library": "the library's code"}
     pairs = [(word, found.get(key), wanted[key]) for key, word in words.items()]
     there, here = found["settings"], wanted["settings"]
     names = [name for name in {**there, **here} if name not in ("trials", "first")]
