@@ -22,6 +22,8 @@ class Diagnostics:
     mass: attention on the tokens selected at the end, (records, ..., n).
     optimality: whether those tokens are locally optimal, and why not; with the solution.
     rate: the slope of log D against log ||W|| over the last decade of the norm, (...).
+    growth: the slope of ||W(k)|| against log k over the last decade of steps, (...). Under the
+        constant rule it settles (Theorem 2); the other rules grow like a power of k.
     in_cone: whether W(k) lies in the cone S_mu0 of Theorem 2, (records, ...); False where the
         tokens have no solution or W(k) is zero.
     """
@@ -31,6 +33,7 @@ class Diagnostics:
     mass: Tensor
     optimality: LocalOptimality
     rate: Tensor
+    growth: Tensor
     in_cone: Tensor
     path: Path = field(repr=False)
 
@@ -39,13 +42,16 @@ class Diagnostics:
         return self.optimality.solution
 
     def __repr__(self) -> str:
-        bound, seen = theorem_rate(self.path.p), observed_rate(self.path.p)
         optimal = self.optimality.optimal
+        rate = f"rate {_median(self.rate):.2f}"
+        if self.path.rule != "accelerated":  # the theorem is not about that one
+            rate += f" (Theorem 4: {theorem_rate(self.path.p):g}, often seen: "
+            rate += f"{observed_rate(self.path.p):g})"
         return (
             f"Diagnostics(p={self.path.p:g}, divergence {_median(self.divergence[-1]):.1e},"
             f" norm {_median(self.norm[-1]):.3g}, mass {float(self.mass[-1].min()):.6f},"
             f" locally optimal {int(optimal.sum())} of {optimal.numel()},"
-            f" rate {_median(self.rate):.2f} (Theorem 4: {bound:g}, often seen: {seen:g}))"
+            f" {rate})"
         )
 
 
@@ -62,7 +68,9 @@ def diagnose(path: Path, tol: float = 1e-9) -> Diagnostics:
     """
     problem = path.problem
     if problem.heads is not None or problem.classes is not None:
-        raise ValueError("diagnose is for one head and labels +-1; see docs/descent.md for others")
+        raise ValueError("diagnose is for one head and labels +-1; use divergence_to for others")
+    if path.K is not None:
+        raise ValueError("diagnose is for paths of W; factors W = K Q' tend to other solutions")
     if path.v is not None:
         problem = problem.with_head(path.v[-1])
     optimality = locally_optimal(problem, path.tokens, path.p, tol)
@@ -76,6 +84,7 @@ def diagnose(path: Path, tol: float = 1e-9) -> Diagnostics:
         mass=selected_mass(path),
         optimality=optimality,
         rate=fitted_slope(norm, divergence),
+        growth=log_growth(path),
         in_cone=in_cone,
         path=path,
     )

@@ -22,12 +22,14 @@ from torch import Tensor
 from mirrorhead.attention import AttentionProblem
 from mirrorhead.potential import check_p
 
+CHECKED = 512
+
 
 def largest_step(problem: AttentionProblem, W: Tensor, p: float) -> Tensor:
     """The largest eta for which psi - eta L is convex at W, (...); inf where L is concave.
 
     For p > 2 it is zero where an entry of W is zero: Hess psi vanishes there. For one head
-    and labels +-1.
+    and labels +-1. Takes two dense nT x nT matrices a trial, and their eigenvalues.
 
     >>> X = torch.tensor([[[2.0, 0.0], [0.0, 1.0]]])
     >>> problem = AttentionProblem(X, z=X[:, 0], y=[1.0], v=[1.0, 1.0])
@@ -77,9 +79,15 @@ def largest_step(problem: AttentionProblem, W: Tensor, p: float) -> Tensor:
 def warn_if_too_large(
     problem: AttentionProblem, p: float, lr: float, weights: dict[str, Tensor], step: int
 ) -> bool:
-    """Warn if the constant rule leaves what Remark 1 allows at this step, and say whether."""
+    """Warn if the constant rule leaves what Remark 1 allows at this step, and say whether.
+
+    Problems with more than CHECKED tokens in all are left alone: the check would take longer
+    than the descent.
+    """
     if "W" not in weights or "v" in weights or problem.heads or problem.classes:
         return False  # the remark speaks of W alone
+    if problem.X.shape[-3] * problem.X.shape[-2] > CHECKED:
+        return False
     bound = float(largest_step(problem, weights["W"], p).min())
     if lr > bound:
         warnings.warn(
