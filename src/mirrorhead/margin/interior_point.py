@@ -28,8 +28,9 @@ from mirrorhead.margin.systems import (
 
 # The hull of the unit rows comes this near to the origin: no direction separates.
 INFEASIBLE = 1e-9
-# Rows are left out while the gap is below the first, where e > second times g (see `_tight`).
-NARROW_BELOW, LOOSE = 0.1, 7.0
+# Rows are left out while the gap is below the first, where e > second times g (see `_tight`), if
+# no more than the third of each block's rows stay.
+NARROW_BELOW, LOOSE, WORTH = 0.3, 5.0, 0.7
 # With fewer rows than this, neither float32 nor leaving out rows saves anything.
 BRISK = 100
 
@@ -207,7 +208,7 @@ def _tight(x: Point, gram: Vector, A: Blocks, p: float) -> Tensor | None:
     bound = LOOSE * max(1.0, float(x.p.max() - 1) / (p - 1)) if p < 2 else LOOSE
     loose = (x.u / (x.lam * gram)).reshape(B, n, R)
     fewer = int((loose < bound).sum(-1).max())
-    if fewer > 0.8 * R:
+    if fewer > WORTH * R:
         return None
     return torch.as_tensor(loose).topk(fewer, dim=-1, largest=False, sorted=False).indices
 
