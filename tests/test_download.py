@@ -107,6 +107,16 @@ def test_two_at_once_fetch_it_once(tmp_path: Path) -> None:
     assert len(server.asked) == 1
 
 
+def test_after_a_failure_the_next_in_line_starts_afresh(tmp_path: Path) -> None:
+    (tmp_path / "file.part").write_bytes(b"x" * 1000)  # spoils the first attempt
+    with serving(FileServer(CONTENT)) as server, ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(get, server, tmp_path / "file") for _ in range(2)]
+        failures = [job.exception() for job in jobs]
+    assert {type(failure) for failure in failures} == {DataError, type(None)}
+    assert (tmp_path / "file").read_bytes() == CONTENT
+    assert left_in(tmp_path) == ["file"]
+
+
 @pytest.mark.slow
 def test_a_killed_download_goes_on(tmp_path: Path) -> None:
     code = (

@@ -49,7 +49,7 @@ def fetch(
     """
     part = path.with_name(path.name + ".part")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with part.open("ab") as file, _alone(file):
+    with _alone(part) as file:
         if path.exists():  # made by another process while we waited for our turn
             part.unlink(missing_ok=True)
             return path
@@ -183,16 +183,16 @@ def _digest(path: Path) -> str:
 
 
 @contextmanager
-def _alone(file: BinaryIO) -> Iterator[None]:
-    """One process at a time downloads to this file; the lock dies with the process."""
-    if fcntl is None:
-        yield
-        return
-    fcntl.flock(file, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        fcntl.flock(file, fcntl.LOCK_UN)
+def _alone(path: Path) -> Iterator[BinaryIO]:
+    """The file, to append to, by one process at a time; the lock dies with the process."""
+    while True:
+        with path.open("ab") as file:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX)
+            # Whoever had it before may have removed or renamed it: then it is not ours to fill.
+            if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
+                yield file
+                return
 
 
 @contextmanager
