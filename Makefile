@@ -33,6 +33,7 @@ quick: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/margin.py
+	$(BIN)/python benchmarks/training.py
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mirrorhead import MirrorDescent
-from mirrorhead.data.batches import even_batches
+from mirrorhead.data.batches import POOL, even_batches
 from mirrorhead.models import TextClassifier, TextSettings
 
 P, LR = 1.1, 1e-4
@@ -78,11 +78,13 @@ def plain_forward(model: TextClassifier, ids: Tensor) -> Tensor:
 
 
 def some_batches(size: int, count: int, longest: int) -> list[Tensor]:
-    """Texts with lengths like IMDb's, in buckets, as one pool of an epoch."""
+    """Every so-manieth bucket of a pool of 64 batches, with lengths like IMDb's."""
     rng = np.random.default_rng(0)
-    lengths = np.exp(rng.normal(5.43, 0.62, size * count)).astype(int).clip(12, longest)
+    lengths = np.exp(rng.normal(5.43, 0.62, size * POOL)).astype(int).clip(12, longest)
+    buckets = even_batches(np.arange(len(lengths)), size, lengths)
     batches = []
-    for places in even_batches(np.arange(size * count), size, lengths):
+    for i in range(count):
+        places = buckets[int((i + 0.5) * POOL / count)]
         ids = np.zeros((size, lengths[places].max()), dtype=np.int64)
         for row, length in zip(ids, lengths[places], strict=True):
             row[:length] = rng.integers(5, 30_522, length)

@@ -254,6 +254,7 @@ def test_no_film_is_on_both_sides(apart: bool) -> None:
     reviews, film = films(apart=apart)
     train, validation = validation_split(reviews, share=0.2, seed=3)
     assert sorted([*train, *validation]) == list(range(len(reviews)))
+    assert len(validation) == 40
     assert not set(film[train]) & set(film[validation])
 
 
@@ -268,6 +269,13 @@ def test_a_validation_split_is_of_the_size_asked_for() -> None:
     for share in (0, 1, -0.5):
         with pytest.raises(ValueError, match="share must be"):
             validation_split(reviews, share=share)
+
+
+def test_a_split_that_would_be_empty_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="too few, or too much alike"):
+        validation_split(texts_of(*["one film"] * 10), share=0.2)
+    with pytest.raises(ValueError, match="must not be empty"):
+        encode(texts_of(), wordpiece(VOCABULARY), tmp_path)
 
 
 def test_copies_are_one_group_and_strangers_are_not() -> None:

@@ -88,6 +88,7 @@ ORDER = [
     "training.checkpoints",
     "training.loggers",
     "training.loop",
+    "training.presets",
     "training",
     "experiments.source",
     "experiments.base",

@@ -194,7 +194,7 @@ def test_a_folder_belongs_to_its_settings(tmp_path: Path) -> None:
 def test_two_runs_can_not_share_a_folder(tmp_path: Path) -> None:
     def meddle(event: Event) -> None:
         if event.kind == "start":
-            with pytest.raises(RuntimeError, match="in use by another process"):
+            with pytest.raises(BlockingIOError, match="in use by another process"):
                 run(tmp_path)
 
     settings = TrainSettings(epochs=1)

@@ -15,7 +15,8 @@ POOL = 64
 class Examples(Protocol):
     """What can be trained on: `Encoded`, `Pictures`, or anything of the user's own."""
 
-    labels: np.ndarray
+    @property
+    def labels(self) -> np.ndarray: ...
 
     def __len__(self) -> int: ...
 

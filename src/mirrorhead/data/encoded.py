@@ -68,6 +68,8 @@ def encode(texts: Texts, tokenizer: Tokenizer, cache: str | Path | None = None) 
     """
     if tokenizer.token_to_id(PAD) != 0:
         raise ValueError(f"tokenizer must have {PAD} as number 0")
+    if not len(texts):
+        raise ValueError("texts must not be empty")
     key = _key(texts, tokenizer)
     root = cache_root() / "encoded" if cache is None else Path(cache)
     folder = root / key

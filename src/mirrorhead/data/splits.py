@@ -85,8 +85,8 @@ def validation_split(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Places to train on and places to validate on; no film on both sides.
 
-    Whole groups of `film_groups` are drawn until validation has `share` of each label. The
-    largest groups, more than 1 in 100 of all, stay in training.
+    Whole groups of `film_groups` are drawn at random, as long as they fit, until validation
+    has `share` of each label.
     """
     if not 0 < share < 1:
         raise ValueError(f"share must be between 0 and 1, got {share}")
@@ -94,11 +94,15 @@ def validation_split(
     counts = np.zeros((groups.max() + 1, reviews.labels.max() + 1), dtype=np.int64)
     np.add.at(counts, (groups, reviews.labels), 1)  # (groups, labels)
     room = share * counts.sum(axis=0)
-    largest = max(1, len(reviews) // 100)
     chosen = np.zeros(len(counts), dtype=bool)
     for group in np.random.default_rng(seed).permutation(len(counts)):
-        if counts[group].sum() <= largest and (counts[group] <= room).all():
+        if (counts[group] <= room).all():
             chosen[group] = True
             room -= counts[group]
+    if not chosen.any():
+        raise ValueError(
+            f"of {len(reviews)} reviews no group of films fits into a share of {share}: they are"
+            " too few, or too much alike"
+        )
     inside = chosen[groups]
     return np.flatnonzero(~inside), np.flatnonzero(inside)

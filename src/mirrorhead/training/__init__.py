@@ -11,5 +11,8 @@ from mirrorhead.training.loop import evaluate as evaluate
 from mirrorhead.training.loop import train as train
 from mirrorhead.training.optimizers import ProximalSGD as ProximalSGD
 from mirrorhead.training.optimizers import build_optimizer as build_optimizer
+from mirrorhead.training.presets import Preset as Preset
+from mirrorhead.training.presets import load_sets as load_sets
+from mirrorhead.training.presets import preset as preset
 from mirrorhead.training.settings import OptimizerSettings as OptimizerSettings
 from mirrorhead.training.settings import TrainSettings as TrainSettings

@@ -334,7 +334,7 @@ def _owned(folder: Path, team: Team) -> Iterator[None]:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise RuntimeError(f"folder {folder} is in use by another process") from None
+                raise BlockingIOError(f"folder {folder} is in use by another process") from None
         remove_leftovers(folder)
         remove_leftovers(folder / "checkpoints")
         yield
