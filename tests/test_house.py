@@ -93,6 +93,7 @@ ORDER = [
     "analysis.weights",
     "analysis.selection",
     "analysis.entropy",
+    "analysis.people",
     "analysis",
     "experiments.source",
     "experiments.base",

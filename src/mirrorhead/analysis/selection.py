@@ -16,7 +16,7 @@ def average_precision(scores: np.ndarray, marked: np.ndarray) -> float:
     """Area under the precision-recall curve of one document, in steps (AP).
 
     Sum over thresholds of (R_k - R_(k-1)) P_k. Equal scores are one threshold, so that the
-    order of tied tokens does not matter. What a random order scores is about the share marked.
+    order of tied tokens does not matter. A random order scores a little above the share marked.
 
     >>> average_precision(np.array([0.9, 0.1, 0.5]), np.array([True, False, True]))
     1.0
