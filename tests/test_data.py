@@ -183,6 +183,10 @@ def test_eraser_marks_words_up_to_the_end(tmp_path: Path) -> None:
         ({"evidences": [[{"docid": "negR_val.txt", "start_token": 3, "end_token": 10}]]}, "do not"),
         ({"evidences": [[{"docid": "negR_val.txt", "start_token": -1, "end_token": 2}]]}, "do not"),
         ({"evidences": [[{"docid": "other.txt", "start_token": 1, "end_token": 2}]]}, "do not fit"),
+        (
+            {"evidences": [[{"docid": "negR_val.txt", "start_token": "1", "end_token": 2}]]},
+            "do not",
+        ),
         ({"evidences": [[{"docid": "negR_val.txt"}]]}, "not a rationale"),
         ({"evidences": 3}, "not an annotation"),
     ],

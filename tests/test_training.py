@@ -191,6 +191,13 @@ def test_a_folder_belongs_to_its_settings(tmp_path: Path) -> None:
     run(tmp_path, epochs=1, keep=5)  # decides nothing
 
 
+def test_empty_sets_are_refused(tmp_path: Path) -> None:
+    for sets, says in [((Task(0), Task(9)), "examples must"), ((Task(9), Task(0)), "validation")]:
+        with pytest.raises(ValueError, match=f"{says}.* not be empty"):
+            train(small_model(), *sets, TrainSettings(), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_two_runs_can_not_share_a_folder(tmp_path: Path) -> None:
     def meddle(event: Event) -> None:
         if event.kind == "start":

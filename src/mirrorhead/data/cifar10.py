@@ -77,6 +77,7 @@ def _read(path: Path, partial: bool) -> np.ndarray:
         )
     records = content.reshape(-1, RECORD)
     check_count(f"pictures in {path}", len(records), PER_FILE, partial)
-    if (bad := int(np.argmax(records[:, 0]))) is not None and records[bad, 0] >= len(CLASSES):
-        raise DataError(f"{path}: picture {bad} has label {records[bad, 0]}, not 0 to 9")
+    bad = np.flatnonzero(records[:, 0] >= len(CLASSES))
+    if len(bad):
+        raise DataError(f"{path}: picture {bad[0]} has label {records[bad[0], 0]}, not 0 to 9")
     return records

@@ -80,10 +80,10 @@ def _mask(where: str, name: str, words: tuple[str, ...], spans: list[Any]) -> np
     for span in spans:
         try:
             document, start, end = span["docid"], span["start_token"], span["end_token"]
-            fits = document == name and 0 <= start <= end <= len(words)
+            whole = isinstance(start, int) and isinstance(end, int)
         except (KeyError, TypeError) as error:
             raise DataError(f"{where}: not a rationale: {error!r}") from error
-        if not fits:
+        if document != name or not whole or not 0 <= start <= end <= len(words):
             raise DataError(
                 f"{where}: words {start} to {end} of {document} do not fit {name},"
                 f" which has {len(words)}"

@@ -43,7 +43,7 @@ def load_imdb(
     labels: list[int] = []
     names: list[str] = []
     for label, name in ((NEGATIVE, "neg"), (POSITIVE, "pos")):
-        files = sorted(_numbered(root / name), key=lambda item: item[0])
+        files = sorted(_numbered(root / name))
         check_count(f"reviews in {root / name}", len(files), PER_FOLDER, partial)
         for _, rating, path in files:
             if not (rating <= 4 if label == NEGATIVE else rating >= 7) or rating > 10:

@@ -91,6 +91,9 @@ def train(
         folder: of this run: log.jsonl, checkpoints/, best.safetensors, result.json.
         loggers: called with every `Event`, beside the log in the folder.
     """
+    for name, given in (("examples", examples), ("validation", validation)):
+        if not len(given):
+            raise ValueError(f"{name} must not be empty")
     folder = Path(folder)
     with joined() as team, _owned(folder, team):
         _claim(folder, _about(model, examples, validation, settings), team)
