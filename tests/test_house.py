@@ -89,6 +89,7 @@ ORDER = [
     "training.loggers",
     "training.loop",
     "training.presets",
+    "training.sweeps",
     "training",
     "analysis.weights",
     "analysis.selection",

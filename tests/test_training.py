@@ -221,6 +221,21 @@ def test_divergence_is_told(tmp_path: Path) -> None:
     assert not (tmp_path / "result.json").exists()
 
 
+def test_weights_that_blow_up_last_are_divergence(tmp_path: Path) -> None:
+    rule = OptimizerSettings("sgd", lr=1e38)  # one step: only validation sees its weights
+    settings = TrainSettings(epochs=1, batch_size=120, optimizer=rule)
+    with pytest.raises(Diverged, match="validation loss is not finite after epoch 1"):
+        train(small_model(), Task(120), Task(60), settings, tmp_path)
+    assert not (tmp_path / "best.safetensors").exists()
+
+
+def test_a_gradient_that_is_not_finite_is_divergence(tmp_path: Path) -> None:
+    rule = OptimizerSettings("mirror-descent", lr=1e30, p=1.5)
+    settings = TrainSettings(epochs=3, batch_size=16, optimizer=rule)
+    with pytest.raises(Diverged, match=r"step \d+: the gradient of .* not finite"):
+        train(small_model(), Task(120), Task(60), settings, tmp_path)
+
+
 def test_the_log_has_every_event_once(tmp_path: Path) -> None:
     events: list[Event] = []
     settings = TrainSettings(epochs=3, batch_size=16, checkpoint_every=5)

@@ -16,3 +16,5 @@ from mirrorhead.training.presets import load_sets as load_sets
 from mirrorhead.training.presets import preset as preset
 from mirrorhead.training.settings import OptimizerSettings as OptimizerSettings
 from mirrorhead.training.settings import TrainSettings as TrainSettings
+from mirrorhead.training.sweeps import Tuned as Tuned
+from mirrorhead.training.sweeps import sweep as sweep

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from mirrorhead.data.batches import Examples, epoch_batches, even_batches
 from mirrorhead.files import remove_leftovers, write_atomically, write_json
+from mirrorhead.optim.sharded import local
 from mirrorhead.training.checkpoints import (
     checkpoints,
     load_checkpoint,
@@ -46,7 +47,7 @@ LOG_EVERY = 20  # steps
 
 
 class Diverged(Exception):
-    """The loss is not finite any more."""
+    """The loss, or a gradient, is not finite any more."""
 
 
 @dataclass(frozen=True)
@@ -216,12 +217,25 @@ class _Run:
             nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        self.optimizer.step()
+        try:
+            self.optimizer.step()
+        except RuntimeError as error:  # mirror descent refuses gradients that are not finite
+            if all(
+                local(p.grad).isfinite().all()
+                for p in self.model.parameters()
+                if p.grad is not None
+            ):
+                raise
+            raise Diverged(f"step {step}: {error}") from error
         return _sums(logits.detach(), y) * bool(len(indices))
 
     def _close_epoch(self, at: Position, seconds: float) -> dict[str, float]:
         """Validate, note the epoch, keep the weights if they are the best so far."""
         found = evaluate(self.called, self.validation, team=self.team)
+        if not math.isfinite(found["loss"]):
+            raise Diverged(
+                f"the validation loss is not finite after epoch {at.epoch + 1}: lower lr"
+            )
         record = {
             **_means(at),
             "validation_loss": found["loss"],
