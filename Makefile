@@ -34,6 +34,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/margin.py
 	$(BIN)/python benchmarks/paths.py
+	$(BIN)/python benchmarks/training.py
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -198,9 +198,7 @@ def figure_4() -> list[str]:
         begin = time.perf_counter()
         subprocess.run([*command, "--out", out], check=True, capture_output=True)
         took = time.perf_counter() - begin
-    print(
-        f"\nfigure-4, 100 trials, three protocols, solutions and report: {took:.1f} s (wanted 30)"
-    )
+    print(f"\nfigure-4, 100 trials, three protocols, solutions, report: {took:.1f} s (wanted 30)")
     return [] if took < 30 else ["figure-4"]
 
 

@@ -12,9 +12,10 @@ from typing import Any
 
 from mirrorhead.commands.errors import UserError
 from mirrorhead.commands.reproduce import Reproduce
+from mirrorhead.commands.train import Train
 from mirrorhead.version import __version__
 
-COMMANDS = {"reproduce": Reproduce}
+COMMANDS = {"reproduce": Reproduce, "train": Train}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,11 +1,16 @@
-"""Files that are either whole or not there."""
+"""Files and folders that are either whole or not there."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 def write_atomically(path: Path, data: bytes, *, replace: bool = True) -> None:
@@ -25,10 +30,73 @@ def write_atomically(path: Path, data: bytes, *, replace: bool = True) -> None:
             os.replace(name, path)
         else:
             os.link(name, path)  # a rename would replace without a word
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """The same for JSON; NaN and infinity are refused."""
+    text = json.dumps(content, indent=1, sort_keys=True, allow_nan=False)
+    write_atomically(path, (text + "\n").encode())
+
+
+@contextmanager
+def new_folder(path: Path, *, durable: bool = False) -> Iterator[Path]:
+    """A folder to fill, that gets its name when the block ends well, and is gone otherwise.
+
+    If another process made a folder of that name meanwhile, theirs stays and ours goes. With
+    `durable`, its files are on the disk before it has its name: no power cut leaves it hollow.
+
+    >>> with tempfile.TemporaryDirectory() as here:
+    ...     with new_folder(Path(here) / "results") as folder:
+    ...         _ = (folder / "a.txt").write_text("whole")
+    ...     (Path(here) / "results" / "a.txt").read_text()
+    'whole'
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        yield temporary
+        temporary.chmod(0o777 & ~_umask())  # mkdtemp's is for its owner alone
+        if durable:
+            _sync_files(temporary)
+        try:
+            temporary.rename(path)
+        except OSError:
+            if not path.is_dir():
+                raise
+        sync_folder(path.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder so that nobody meets a part of it under its name."""
+    hidden = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    path.rename(hidden / path.name)
+    shutil.rmtree(hidden, ignore_errors=True)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what a killed process left in `folder`: hidden names, as made in this module."""
+    for path in folder.glob(".*"):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder survive a power cut, where the system can."""
+    # The new name is on the disk only when the folder is; Windows cannot open one.
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _umask() -> int:
@@ -37,11 +105,11 @@ def _umask() -> int:
     return mask
 
 
-def _sync_folder(folder: Path) -> None:
-    # The new name is on the disk only when the folder is; Windows cannot open one.
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+def _sync_files(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        else:
+            sync_folder(path)
+    sync_folder(folder)

@@ -1,0 +1,130 @@
+"""Everything that decides a run's result, in two records that can be written down."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+OptimizerName = Literal["mirror-descent", "mirror-adam", "adamw", "sgd", "proximal-l1"]
+OPTIMIZERS: tuple[OptimizerName, ...] = (
+    "mirror-descent",
+    "mirror-adam",
+    "adamw",
+    "sgd",
+    "proximal-l1",
+)
+#: Which options an optimizer has, beside lr.
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "mirror-descent": ("p", "momentum", "normalize", "weight_decay"),
+    "mirror-adam": ("p", "weight_decay"),
+    "adamw": ("weight_decay",),
+    "sgd": ("momentum", "weight_decay"),
+    "proximal-l1": ("momentum", "l1"),
+}
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """An optimizer by name, for all parameters of a model.
+
+    An option that the optimizer does not have must keep its default.
+
+    >>> OptimizerSettings("adamw", lr=1e-3, p=1.5)
+    Traceback (most recent call last):
+    ValueError: adamw has no p; it has: weight_decay
+    """
+
+    name: OptimizerName = "mirror-descent"
+    lr: float = 0.1
+    p: float | None = None
+    momentum: float = 0.0
+    normalize: Literal["tensor", "global"] | None = None
+    weight_decay: float = 0.0
+    l1: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.name not in OPTIMIZERS:
+            raise ValueError(f"name must be one of {', '.join(OPTIMIZERS)}, got {self.name!r}")
+        _check("lr", self.lr, low=0, open_low=True)
+        own = OPTIONS[self.name]
+        for option in ("p", "momentum", "normalize", "weight_decay", "l1"):
+            if option not in own and getattr(self, option) not in (None, 0):
+                raise ValueError(f"{self.name} has no {option}; it has: {', '.join(own)}")
+        if "p" in own:
+            if self.p is None:
+                raise ValueError(f"{self.name} needs p")
+            _check("p", self.p, low=1, open_low=True)
+        _check("momentum", self.momentum, low=0, below=1)
+        _check("weight_decay", self.weight_decay, low=0)
+        _check("l1", self.l1, low=0)
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """How long, in what order and at what rate to train.
+
+    Args:
+        epochs: at most so many passes over the training set.
+        batch_size: over all processes together.
+        optimizer: see `OptimizerSettings`.
+        schedule: "constant", or "cosine" from lr to 0 over all epochs.
+        warmup: share of all steps in which lr grows from 0.
+        clip: largest 2-norm of the gradient, or None.
+        stop_at: stop after an epoch in which this share of the training examples was
+            classified right (as they were seen, dropout included); 1 or less.
+        seed: of the order of examples and of dropout.
+        checkpoint_every: steps between checkpoints, beside one after every epoch.
+        keep: number of checkpoints to keep.
+        compile: train through torch.compile.
+        parallel: with several processes, replicate the model ("ddp") or shard it ("fsdp").
+    """
+
+    epochs: int = 5
+    batch_size: int = 32
+    optimizer: OptimizerSettings = field(default_factory=lambda: OptimizerSettings(p=1.1))
+    schedule: Literal["constant", "cosine"] = "constant"
+    warmup: float = 0.0
+    clip: float | None = None
+    stop_at: float | None = None
+    seed: int = 0
+    checkpoint_every: int = 500
+    keep: int = 2
+    compile: bool = False
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "checkpoint_every", "keep"):
+            _check(name, getattr(self, name), low=1)
+        _check("warmup", self.warmup, low=0, below=1)
+        if self.clip is not None:
+            _check("clip", self.clip, low=0, open_low=True)
+        if self.stop_at is not None and not 0 < self.stop_at <= 1:
+            raise ValueError(f"stop_at must be above 0 and at most 1, got {self.stop_at}")
+        if self.schedule not in ("constant", "cosine"):
+            raise ValueError(f'schedule must be "constant" or "cosine", got {self.schedule!r}')
+        if self.parallel not in ("ddp", "fsdp"):
+            raise ValueError(f'parallel must be "ddp" or "fsdp", got {self.parallel!r}')
+
+    def rate(self, step: int, steps: int) -> float:
+        """What lr is multiplied by in step number `step` of `steps`, counted from 0.
+
+        >>> settings = TrainSettings(schedule="cosine", warmup=0.5)
+        >>> [round(settings.rate(step, 4), 3) for step in range(4)]
+        [0.5, 1.0, 1.0, 0.5]
+        """
+        rising = math.ceil(self.warmup * steps)
+        if step < rising:
+            return (step + 1) / rising
+        if self.schedule == "constant":
+            return 1.0
+        return (1 + math.cos(math.pi * (step - rising) / (steps - rising))) / 2
+
+
+def _check(
+    name: str, value: float, low: float, below: float = math.inf, open_low: bool = False
+) -> None:
+    if not (value > low if open_low else value >= low) or not value < below:
+        than = "greater than" if open_low else "at least"
+        limit = "" if below == math.inf else f" and less than {below:g}"
+        raise ValueError(f"{name} must be {than} {low:g}{limit}, got {value!r}")

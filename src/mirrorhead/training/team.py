@@ -1,0 +1,72 @@
+"""One process or several: who we are, how the model is wrapped, what is added up."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Team:
+    """This process's number and the number of all."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def leads(self) -> bool:
+        return self.rank == 0
+
+    def part(self, batch: np.ndarray) -> np.ndarray:
+        """This process's share of a batch."""
+        return batch[self.rank :: self.size]
+
+    def add_up(self, values: Tensor) -> Tensor:
+        """The sum over all processes."""
+        if self.size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def wait(self) -> None:
+        if self.size > 1:
+            dist.barrier()
+
+    def wrap(self, model: nn.Module, how: Literal["ddp", "fsdp"]) -> nn.Module:
+        """The model to call; its weights are the first process's, replicated or sharded."""
+        if self.size == 1:
+            return model
+        for tensor in [*model.parameters(), *model.buffers()]:
+            dist.broadcast(tensor.detach(), 0)
+        if how == "ddp":
+            return nn.parallel.DistributedDataParallel(model)
+        from torch.distributed.fsdp import fully_shard
+
+        for module in model.modules():
+            if isinstance(module, nn.ModuleList):  # a stack of blocks
+                for block in module:
+                    fully_shard(block)
+        fully_shard(model)  # in place
+        return model
+
+
+@contextmanager
+def joined() -> Iterator[Team]:
+    """The team that torchrun started, or one process alone."""
+    if dist.is_available() and dist.is_initialized():
+        yield Team(dist.get_rank(), dist.get_world_size())
+    elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        try:
+            yield Team(dist.get_rank(), dist.get_world_size())
+        finally:
+            dist.destroy_process_group()
+    else:
+        yield Team()
