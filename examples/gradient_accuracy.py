@@ -2,7 +2,7 @@
 
     python examples/gradient_accuracy.py [--out figure.svg]
 
-prints the table of docs/model.md; the truth is the plain formula in mpmath with 2,500 digits.
+prints the table of docs/model.md; the truth is the plain formula in mpmath with 5,000 digits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NORMS = [10, 100, 300, 1000, 2000, 3000, 10_000, 100_000, 400_000]
 def truth(problem: AttentionProblem, W: Tensor) -> tuple[Tensor, float]:
     """Direction and log10 of the size of (1/n) sum l' X' (diag(s) - s s') a z'."""
     n, _, d = problem.X.shape
-    with mpmath.workdps(2500):
+    with mpmath.workdps(5000):
         total = mpmath.zeros(d, d)
         for i in range(n):
             X, z = mpmath.matrix(problem.X[i].tolist()), mpmath.matrix(problem.z[i].tolist())

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -137,6 +138,22 @@ def test_cores_and_a_dying_worker(
     monkeypatch.delenv("TOY_DIE")
     again, _ = run_here(tmp_path, trials=12, backend=local(2))
     assert same(again.result, run_here(tmp_path / "other", trials=12)[0].result)
+
+
+def test_a_swallowed_interrupt_stops_the_run_all_the_same(tmp_path: Path) -> None:
+    """A library's clean-up may eat the KeyboardInterrupt; what is done by then is kept."""
+
+    def deaf(tasks: Sequence[Task]) -> Iterator[Outcome]:
+        for task in tasks:
+            with suppress(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.1)
+            yield task, work(task)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        run_here(tmp_path, trials=12, backend=deaf)
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 @pytest.mark.slow
