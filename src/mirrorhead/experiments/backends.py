@@ -8,10 +8,12 @@ whose dask backend waits for ever when a task is given up (joblib 1.6: the callb
 from __future__ import annotations
 
 import shutil
+import signal
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,7 +70,8 @@ def local(jobs: int | None = None) -> Backend:
         options: dict[str, Any] = {"return_as": "generator_unordered", "batch_size": 1}
         parallel = Parallel(n_jobs=min(jobs or cpu_count(), len(tasks)), **options)
         left = dict(enumerate(tasks))
-        outcomes: Any = parallel(delayed(_numbered)(k, task) for k, task in enumerate(tasks))
+        with _deaf_children():
+            outcomes: Any = parallel(delayed(_numbered)(k, task) for k, task in enumerate(tasks))
         try:
             for number, result in outcomes:
                 yield left.pop(number), result
@@ -132,6 +135,23 @@ def slurm(out: Path, cluster: str = "slurm") -> Backend:
             time.sleep(0.1 if cluster == "local" else 5)
 
     return run
+
+
+@contextmanager
+def _deaf_children() -> Iterator[None]:
+    """Processes started here never see Ctrl-C, which a terminal sends to them as well.
+
+    One that is still importing would print a traceback. The mask is inherited; this process
+    gets what came meanwhile at the end.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _compute(task: Task) -> Result[Any]:
