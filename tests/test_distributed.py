@@ -5,15 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
 from distributed_worker import SUITES, WORLD, main
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not dist.is_available(), reason="torch was built without distributed"),
-]
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("suite", SUITES)

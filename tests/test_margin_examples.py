@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 
 
@@ -22,7 +20,6 @@ def test_example_1_shows_both_readings(capsys):
 
 
 def test_the_figure_is_drawn(tmp_path):
-    pytest.importorskip("matplotlib")
     out = tmp_path / "margin.svg"
     subprocess.run(
         [sys.executable, ROOT / "examples" / "margin_figure.py", out],

@@ -20,7 +20,6 @@ def run(name: str, *arguments: str) -> list[str]:
 
 
 def test_gradient_accuracy(tmp_path):
-    pytest.importorskip("matplotlib")
     out = tmp_path / "new" / "gradient.svg"
     lines = run("gradient_accuracy.py", "--out", str(out))
     rows = [line.split() for line in lines[1:-1]]

@@ -337,7 +337,6 @@ def shell(*command: str | Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 def test_killed_runs_go_on_to_the_bit() -> None:
     memory = Path("/dev/shm")  # where there is one, as a thousand checkpoints wait for the disk
     with TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
