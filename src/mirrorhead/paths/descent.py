@@ -33,7 +33,8 @@ class Path:
 
     steps: (records,) ints; W: (records, ..., d, d) in the problem's shape; v: the head at
     each record where it was trained (lp-JointGD), else None; K, Q: the factors where
-    W = K Q' was trained, else None; tokens: (..., n), selected at the end.
+    W = K Q' was trained, else None; tokens: (..., n), selected at the end. The accelerated rule
+    records W(k) less an earlier W(j), which points the same way in the limit and gets there sooner.
     """
 
     problem: AttentionProblem = field(repr=False)
