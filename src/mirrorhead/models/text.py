@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from mirrorhead.models.attention import SelfAttention
+from mirrorhead.models.dropout import Dropout
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Block(nn.Module):
         self.up = nn.Linear(dim, settings.hidden, bias=False)
         self.down = nn.Linear(settings.hidden, dim, bias=False)
         self.norm2 = nn.LayerNorm(dim, bias=False)
-        self.drop = nn.Dropout(settings.dropout)
+        self.drop = Dropout(settings.dropout)
 
     def forward(self, x: Tensor, mask: Tensor, rows: int | None = None) -> Tensor:
         x = self.norm1(x[:, :rows] + self.drop(self.attention(x, mask, rows)))
@@ -99,7 +100,7 @@ class TextClassifier(nn.Module):
         self.norm = (
             nn.LayerNorm(settings.dim, bias=False) if settings.embedding_norm else nn.Identity()
         )
-        self.drop = nn.Dropout(settings.dropout)
+        self.drop = Dropout(settings.dropout)
         self.blocks = nn.ModuleList(Block(settings) for _ in range(settings.layers))
         self.head = nn.Linear(settings.dim, settings.classes, bias=False)
         for embedding in (self.tokens, self.positions):

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mirrorhead.models.attention import SelfAttention
+from mirrorhead.models.dropout import Dropout
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Block(nn.Module):
         self.norm2 = nn.LayerNorm(dim)
         self.up = nn.Linear(dim, settings.hidden)
         self.down = nn.Linear(settings.hidden, dim)
-        self.drop = nn.Dropout(settings.dropout)
+        self.drop = Dropout(settings.dropout)
 
     def forward(self, x: Tensor, rows: int | None = None) -> Tensor:
         x = x[:, :rows] + self.drop(self.attention(self.norm1(x), rows=rows))
@@ -77,7 +78,7 @@ class ViT(nn.Module):
         self.patches = nn.Linear(3 * settings.patch**2, settings.dim)
         self.cls = nn.Parameter(torch.randn(settings.dim))
         self.positions = nn.Parameter(torch.randn(tokens, settings.dim))
-        self.drop = nn.Dropout(settings.dropout)
+        self.drop = Dropout(settings.dropout)
         self.blocks = nn.ModuleList(Block(settings) for _ in range(settings.layers))
         self.norm = nn.LayerNorm(settings.dim)
         self.head = nn.Linear(settings.dim, settings.classes)

@@ -101,7 +101,7 @@ def train(
         result = folder / "result.json"
         wrapped = team.wrap(model, settings.parallel)
         called = torch.compile(wrapped, dynamic=True) if settings.compile else wrapped
-        optimizer = build_optimizer(model, settings.optimizer)
+        optimizer = build_optimizer(model, settings.optimizer, settings.fused)
         at = Position()
         if saved := checkpoints(folder / "checkpoints"):
             at = Position(**load_checkpoint(saved[-1], model, optimizer))

@@ -14,7 +14,9 @@ from mirrorhead.optim.sharded import local
 from mirrorhead.training.settings import OptimizerSettings
 
 
-def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> Optimizer:
+def build_optimizer(
+    model: nn.Module, settings: OptimizerSettings, fused: bool = False
+) -> Optimizer:
     """The optimizer that `settings` names, for all parameters of the model.
 
     >>> build_optimizer(nn.Linear(2, 1), OptimizerSettings("sgd", lr=0.1, momentum=0.9)).__class__
@@ -22,19 +24,26 @@ def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> Optimizer:
     """
     params = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
     lr, decay, momentum = settings.lr, settings.weight_decay, settings.momentum
+    how: Any = {"fused": True} if fused else {}
     if settings.name == "mirror-descent":
         assert settings.p is not None
         return MirrorDescent(
-            params, lr, settings.p, momentum, weight_decay=decay, normalize=settings.normalize
+            params,
+            lr,
+            settings.p,
+            momentum,
+            weight_decay=decay,
+            normalize=settings.normalize,
+            **how,
         )
     if settings.name == "mirror-adam":
         assert settings.p is not None
-        return MirrorAdam(params, lr, settings.p, weight_decay=decay)
+        return MirrorAdam(params, lr, settings.p, weight_decay=decay, **how)
     if settings.name == "adamw":
-        return AdamW(params, lr, weight_decay=decay)
+        return AdamW(params, lr, weight_decay=decay, **how)
     if settings.name == "sgd":
-        return SGD(params, lr, momentum=momentum, weight_decay=decay)
-    return ProximalSGD(params, lr, momentum=momentum, l1=settings.l1)
+        return SGD(params, lr, momentum=momentum, weight_decay=decay, **how)
+    return ProximalSGD(params, lr, momentum=momentum, l1=settings.l1, **how)
 
 
 class ProximalSGD(SGD):
@@ -44,8 +53,10 @@ class ProximalSGD(SGD):
     left alone.
     """
 
-    def __init__(self, params: Any, lr: float, momentum: float = 0.0, l1: float = 0.0) -> None:
-        super().__init__(params, lr, momentum=momentum)
+    def __init__(
+        self, params: Any, lr: float, momentum: float = 0.0, l1: float = 0.0, **how: Any
+    ) -> None:
+        super().__init__(params, lr, momentum=momentum, **how)
         self.l1 = l1
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]

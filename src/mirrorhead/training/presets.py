@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from torch import nn
 
 from mirrorhead.data.batches import Examples
@@ -69,24 +72,34 @@ def preset(name: str, optimizer: OptimizerSettings | None = None, p: float = 1.1
     """
     if name not in NAMES:
         raise ValueError(f"preset must be one of {', '.join(NAMES)}, got {name!r}")
+    fused = _can_compile()
     if name == "laptop":
         rule = optimizer or _known(LAPTOP_LR, p, p, name)
         return Preset(
             "imdb",
             TextSettings.laptop(),
-            TrainSettings(epochs=5, batch_size=32, optimizer=rule, schedule="cosine", clip=1.0),
+            TrainSettings(
+                epochs=5,
+                batch_size=32,
+                optimizer=rule,
+                schedule="cosine",
+                clip=1.0,
+                fused=fused,
+            ),
         )
     if name == "laptop-vit":
         rule = optimizer or OptimizerSettings("mirror-adam", lr=1e-3, p=p)
         return Preset(
             "cifar10",
             ViTSettings.laptop(),
-            TrainSettings(epochs=3, batch_size=50, optimizer=rule, schedule="cosine"),
+            TrainSettings(epochs=3, batch_size=50, optimizer=rule, schedule="cosine", fused=fused),
         )
     if name == "vit-paper":
         rule = optimizer or _known({1.1: 5e-2}, p, p, name)
         return Preset(
-            "cifar10", ViTSettings(), TrainSettings(epochs=1_000, batch_size=100, optimizer=rule)
+            "cifar10",
+            ViTSettings(),
+            TrainSettings(epochs=1_000, batch_size=100, optimizer=rule, fused=fused),
         )
     size = int(name.removeprefix("paper-"))
     rule = optimizer or _known(PAPER_LR, (size, p), p, name)
@@ -94,7 +107,7 @@ def preset(name: str, optimizer: OptimizerSettings | None = None, p: float = 1.1
         "imdb",
         TextSettings.paper(size),
         # "Until train accuracy 99.5 %": the number of epochs is only a bound.
-        TrainSettings(epochs=200, batch_size=100, optimizer=rule, stop_at=0.995),
+        TrainSettings(epochs=200, batch_size=100, optimizer=rule, stop_at=0.995, fused=fused),
     )
 
 
@@ -129,6 +142,11 @@ def load_sets(
         Pictures(pictures.pixels[last], pictures.labels[last]),
         load_cifar10("test", folder, download=download, partial=partial),
     )
+
+
+def _can_compile() -> bool:
+    """Whether fused kernels can be built: on a CPU, by the C++ compiler torch would call."""
+    return torch.cuda.is_available() or shutil.which(os.environ.get("CXX", "g++")) is not None
 
 
 def _known(rates: dict[Any, float], key: object, p: float, name: str) -> OptimizerSettings:

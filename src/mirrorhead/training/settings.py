@@ -77,6 +77,8 @@ class TrainSettings:
         checkpoint_every: steps between checkpoints, beside one after every epoch.
         keep: number of checkpoints to keep.
         compile: train through torch.compile.
+        fused: take the optimizer's steps in fused kernels. Those of this package are built by
+            torch.compile, in some seconds; on a CPU that needs a C++ compiler.
         parallel: with several processes, replicate the model ("ddp") or shard it ("fsdp").
     """
 
@@ -91,6 +93,7 @@ class TrainSettings:
     checkpoint_every: int = 500
     keep: int = 2
     compile: bool = False
+    fused: bool = False
     parallel: Literal["ddp", "fsdp"] = "ddp"
 
     def __post_init__(self) -> None:

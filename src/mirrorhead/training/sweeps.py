@@ -9,6 +9,7 @@ sweeps may share a folder.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import time
@@ -23,7 +24,7 @@ from safetensors.torch import load_file
 from mirrorhead.files import write_json
 from mirrorhead.training.loop import Diverged, evaluate, train
 from mirrorhead.training.presets import Preset, Sets, load_sets, preset
-from mirrorhead.training.settings import OptimizerSettings
+from mirrorhead.training.settings import OptimizerSettings, TrainSettings
 
 WAIT = 1.0  # seconds between looks at a run that another sweep has in hand
 
@@ -111,7 +112,7 @@ def run_one(
     record |= dataclasses.asdict(chosen.training.optimizer)
     if failed.exists():
         return {**record, "diverged": True}
-    sets: Sets = load_sets(chosen, data, partial=partial)
+    sets = _sets(dataclasses.replace(chosen, training=TrainSettings()), data, partial)
     torch.manual_seed(chosen.training.seed)
     model = chosen.build()
     while True:
@@ -135,6 +136,12 @@ def run_one(
             write_json(tested, evaluate(model, sets.test))
         record["test_accuracy"] = json.loads(tested.read_text())["accuracy"]
     return record
+
+
+@functools.lru_cache(maxsize=1)
+def _sets(chosen: Preset, data: str | Path | None, partial: bool) -> Sets:
+    """The data of a preset, read once in a process that makes many runs."""
+    return load_sets(chosen, data, partial=partial)
 
 
 def run_key(chosen: Preset) -> str:

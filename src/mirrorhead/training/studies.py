@@ -1,0 +1,56 @@
+"""The comparisons of docs/results.md: which rivals, with which learning rates.
+
+Four rates for each, half a decade apart, around what is known to work; no test figure had a part
+in them. Everything but the optimizer is the preset's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mirrorhead.training.settings import OptimizerName, OptimizerSettings
+
+
+@dataclass(frozen=True)
+class Study:
+    """A preset, rivals by name with the settings that tuning tries, and seeds of final runs."""
+
+    preset: str
+    rivals: Mapping[str, Sequence[OptimizerSettings]]
+    seeds: tuple[int, ...]
+
+
+def _rates(name: OptimizerName, *rates: float, **options: Any) -> tuple[OptimizerSettings, ...]:
+    return tuple(OptimizerSettings(name, lr=lr, **options) for lr in rates)
+
+
+STUDIES = {
+    "imdb": Study(
+        "laptop",
+        {
+            "MD p=1.1": _rates("mirror-descent", 0.03, 0.1, 0.3, 1.0, p=1.1),
+            "MD p=1.5": _rates("mirror-descent", 0.1, 0.3, 1.0, 3.0, p=1.5),
+            "MD p=2": _rates("mirror-descent", 0.1, 0.3, 1.0, 3.0, p=2.0),
+            "MD p=3": _rates("mirror-descent", 1e-3, 3e-3, 0.01, 0.03, p=3.0),
+            "MirrorAdam p=1.1": _rates("mirror-adam", 3e-5, 1e-4, 3e-4, 1e-3, p=1.1),
+            "MirrorAdam p=1.5": _rates("mirror-adam", 3e-5, 1e-4, 3e-4, 1e-3, p=1.5),
+            "AdamW": _rates("adamw", 3e-5, 1e-4, 3e-4, 1e-3, weight_decay=0.01),
+            # Mirror descent at p = 2 with momentum is the same thing.
+            "SGD, momentum": _rates("sgd", 0.01, 0.03, 0.1, 0.3, momentum=0.9),
+            # At the start the penalty is about as large as the loss.
+            "proximal l1": _rates("proximal-l1", 0.01, 0.03, 0.1, 0.3, momentum=0.9, l1=1e-4),
+        },
+        seeds=(0, 1, 2, 3, 4),
+    ),
+    "cifar10": Study(
+        "laptop-vit",
+        {
+            "MD p=1.1": _rates("mirror-descent", 0.01, 0.03, 0.1, 0.3, p=1.1),
+            "MirrorAdam p=1.1": _rates("mirror-adam", 3e-4, 1e-3, 3e-3, 0.01, p=1.1),
+            "AdamW": _rates("adamw", 3e-4, 1e-3, 3e-3, 0.01, weight_decay=0.01),
+        },
+        seeds=(0, 1, 2),
+    ),
+}
