@@ -64,6 +64,7 @@ class Train:
             CheckpointError,
             Console,
             Diverged,
+            describe_run,
             evaluate,
             load_sets,
             train,
@@ -76,6 +77,7 @@ class Train:
             folder = self.out or Path("runs") / self._name()
             torch.manual_seed(self.seed)
             model = chosen.build()
+            describe_run(folder, chosen)
             outcome = train(
                 model, sets.train, sets.validation, chosen.training, folder, loggers=[Console()]
             )

@@ -14,6 +14,10 @@ from mirrorhead.training.optimizers import build_optimizer as build_optimizer
 from mirrorhead.training.presets import Preset as Preset
 from mirrorhead.training.presets import load_sets as load_sets
 from mirrorhead.training.presets import preset as preset
+from mirrorhead.training.runs import Run as Run
+from mirrorhead.training.runs import RunError as RunError
+from mirrorhead.training.runs import describe_run as describe_run
+from mirrorhead.training.runs import load_run as load_run
 from mirrorhead.training.settings import OptimizerSettings as OptimizerSettings
 from mirrorhead.training.settings import TrainSettings as TrainSettings
 from mirrorhead.training.sweeps import Tuned as Tuned

@@ -24,6 +24,7 @@ from safetensors.torch import load_file
 from mirrorhead.files import write_json
 from mirrorhead.training.loop import Diverged, evaluate, train
 from mirrorhead.training.presets import Preset, Sets, load_sets, preset
+from mirrorhead.training.runs import describe_run
 from mirrorhead.training.settings import OptimizerSettings, TrainSettings
 
 WAIT = 1.0  # seconds between looks at a run that another sweep has in hand
@@ -110,6 +111,7 @@ def run_one(
     failed, tested = folder / "diverged.json", folder / "test.json"
     record: dict[str, Any] = {"run": folder.name, "seed": chosen.training.seed}
     record |= dataclasses.asdict(chosen.training.optimizer)
+    describe_run(folder, chosen)
     if failed.exists():
         return {**record, "diverged": True}
     sets = _sets(dataclasses.replace(chosen, training=TrainSettings()), data, partial)
