@@ -166,6 +166,17 @@ def test_compiled_training_is_the_same(tmp_path: Path, monkeypatch: pytest.Monke
     assert same(compiled, plain)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mirror-descent", "mirror-adam", "adamw", "proximal-l1"])
+def test_fused_steps_lead_to_the_same_weights(tmp_path: Path, name: str) -> None:
+    fused, _ = run(tmp_path / "a", name, fused=True)
+    again, _ = run(tmp_path / "b", name, fused=True)
+    plain, _ = run(tmp_path / "c", name)
+    assert same(fused, again)
+    for one, two in zip(fused.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-4)
+
+
 # --- folders ----------------------------------------------------------------------------------
 
 
