@@ -146,6 +146,7 @@ def peak() -> float:
 @torch.no_grad()
 def difference(size: int) -> float:
     """The largest difference of logits, relative to the largest logit, for texts of all lengths."""
+    torch.set_num_threads(1)
     torch.manual_seed(0)
     model = TextClassifier(TextSettings.paper(size)).eval()
     worst = 0.0

@@ -99,3 +99,20 @@ def test_the_layer_is_the_plain_formula_in_training(rows: int | None) -> None:
     for one, two in zip(*grads, strict=True):
         assert float(two.abs().max()) > 1e-6
         torch.testing.assert_close(one, two, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("rows", [None, 1])
+def test_autocast_is_taken(rows: int | None) -> None:
+    layer = SelfAttention(HEADS * D, HEADS, dropout=0.3)
+    x = torch.randn(B, T, HEADS * D, requires_grad=True)
+    torch.manual_seed(5)
+    wide = layer(x, padding(), rows)
+    torch.manual_seed(5)
+    with torch.autocast("cpu", torch.bfloat16):
+        narrow = layer(x, padding(), rows)
+    torch.testing.assert_close(narrow.float(), wide, rtol=0.1, atol=0.05)
+    grads = [
+        torch.autograd.grad(out.float().sum(), [x, *layer.parameters()]) for out in (wide, narrow)
+    ]
+    for one, two in zip(*grads, strict=True):
+        torch.testing.assert_close(two, one, rtol=0.1, atol=0.1 * float(one.abs().max()))

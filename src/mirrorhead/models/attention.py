@@ -55,7 +55,8 @@ class SelfAttention(nn.Module):
         """
         q = self._split(self.query(x[:, :1]))  # (b, heads, 1, d)
         to_key, to_value = (m.weight.unflatten(0, (self.heads, -1)) for m in (self.key, self.value))
-        q, x, scale = q @ to_key, x[:, None], q.shape[-1] ** -0.5
+        q, scale = q @ to_key, q.shape[-1] ** -0.5  # (b, heads, 1, dim)
+        x = x[:, None].to(q.dtype)  # which autocast may have changed
         if self._drops(x):  # all heads look at the same, as rows of one head would
             q = q.transpose(1, 2)
             mean = dropped_attention(q, x, x, mask, self.dropout, scale).transpose(1, 2)
@@ -64,7 +65,7 @@ class SelfAttention(nn.Module):
             mean = F.scaled_dot_product_attention(
                 q, x, x, mask, share, scale=scale, enable_gqa=True
             )
-        return self._join(mean @ to_value.mT)  # (b, heads, 1, dim) before
+        return self._join(mean @ to_value.mT)
 
     def _drops(self, x: Tensor) -> bool:
         """Whether weights are dropped where torch's fused attention can not do it."""
