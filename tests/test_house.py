@@ -77,6 +77,7 @@ ORDER = [
     "optim.param_groups",
     "optim",
     "models.dropout",
+    "models.dropped_attention",
     "models.attention",
     "models.text",
     "models.vit",

@@ -88,6 +88,21 @@ def test_every_optimizer_learns_the_task(tmp_path: Path) -> None:
         assert outcome.best_accuracy > 0.6, name
 
 
+def test_a_batch_in_pieces_is_the_same_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: Any = {"dropout": 0.0, "clip": 0.5}
+    whole, outcome = run(tmp_path / "whole", "sgd", **options)
+    for tokens in (40, 1):  # some texts at once, and one
+        monkeypatch.setattr("mirrorhead.training.loop.TOKENS_AT_ONCE", tokens)
+        model, found = run(tmp_path / str(tokens), "sgd", **options)
+        assert not same(model, whole)  # sums in another order
+        for a, b in zip(model.parameters(), whole.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+        for one, two in zip(found.epochs, outcome.epochs, strict=True):
+            assert one == pytest.approx(two, rel=1e-9)
+
+
 def test_seeds_decide(tmp_path: Path) -> None:
     one, _ = run(tmp_path / "a")
     two, _ = run(tmp_path / "b")

@@ -62,5 +62,14 @@ def even_batches(
     return _cut(indices, batch_size)
 
 
+def pieces(batch: np.ndarray, lengths: np.ndarray, tokens: int) -> list[np.ndarray]:
+    """A batch in pieces that are padded to at most `tokens` tokens each, or are one text.
+
+    >>> [b.tolist() for b in pieces(np.array([0, 1, 2]), np.array([5, 6, 7]), 14)]
+    [[0, 1], [2]]
+    """
+    return _cut(batch, max(1, tokens // int(lengths[batch].max())))
+
+
 def _cut(order: np.ndarray, size: int) -> list[np.ndarray]:
     return [order[i : i + size] for i in range(0, len(order), size)]

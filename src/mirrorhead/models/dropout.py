@@ -30,8 +30,14 @@ def dropout(x: Tensor, share: float) -> Tensor:
         return x
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return F.dropout(x, share)
+    dropped, scale = levels_dropped(share)
+    return _Dropped.apply(x, kept(x.shape, dropped).view(torch.uint8), scale)  # pyright: ignore[reportReturnType]
+
+
+def levels_dropped(share: float) -> tuple[int, float]:
+    """How many of the 2^16 levels drop an entry, and what the other entries are scaled by."""
     dropped = min(max(1, round(share * _LEVELS)), _LEVELS - 1)
-    return _Dropped.apply(x, kept(x.shape, dropped), _LEVELS / (_LEVELS - dropped))  # pyright: ignore[reportReturnType]
+    return dropped, _LEVELS / (_LEVELS - dropped)
 
 
 def kept(shape: torch.Size, dropped: int) -> Tensor:

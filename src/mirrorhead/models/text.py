@@ -80,7 +80,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor, rows: int | None = None) -> Tensor:
         x = self.norm1(x[:, :rows] + self.drop(self.attention(x, mask, rows)))
-        return self.norm2(x + self.drop(self.down(self.up(x).relu())))
+        return self.norm2(x + self.drop(self.down(self.up(x).relu_())))
 
 
 class TextClassifier(nn.Module):

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from mirrorhead.data.batches import Examples, epoch_batches, even_batches
+from mirrorhead.data.batches import Examples, epoch_batches, even_batches, pieces
 from mirrorhead.files import remove_leftovers, write_atomically, write_json
 from mirrorhead.optim.sharded import local
 from mirrorhead.training.checkpoints import (
@@ -44,6 +44,9 @@ except ImportError:  # Windows
     fcntl = None
 
 LOG_EVERY = 20  # steps
+#: Tokens that a CPU takes at once. More would cost memory, and time to get it from the system; a
+#: larger batch is done in pieces whose gradients add up.
+TOKENS_AT_ONCE = 8_192
 
 
 class Diverged(Exception):
@@ -204,15 +207,8 @@ class _Run:
         team, settings = self.team, self.settings
         # A stream of its own for every step and process: nothing to restore after a kill.
         torch.manual_seed(_mix(settings.seed, step, team.rank))
-        device = next(self.model.parameters()).device
-        indices = team.part(batch)
-        x, y = self.examples.batch(indices if len(indices) else batch[:1])
-        logits, y = self.called(x.to(device)), y.to(device)
-        # Processes average their gradients: so weighed, that is the mean over the whole batch.
-        share = len(indices) * team.size / len(batch)
-        loss = F.cross_entropy(logits, y)
         self.optimizer.zero_grad()
-        (loss * share).backward()
+        sums = torch.stack([self._backward(part, len(batch)) for part in self._pieces(batch)])
         if settings.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip)
         for group in self.optimizer.param_groups:
@@ -227,6 +223,23 @@ class _Run:
             ):
                 raise
             raise Diverged(f"step {step}: {error}") from error
+        return sums.sum(dim=0)
+
+    def _pieces(self, batch: np.ndarray) -> list[np.ndarray]:
+        lengths = _lengths(self.examples)
+        if lengths is None or next(self.model.parameters()).device.type != "cpu":
+            return [batch]
+        return pieces(batch, lengths, TOKENS_AT_ONCE)
+
+    def _backward(self, piece: np.ndarray, size: int) -> Tensor:
+        """Add the gradient of a piece of a batch of `size`; its sums, as in `_step`."""
+        device = next(self.model.parameters()).device
+        indices = self.team.part(piece)
+        x, y = self.examples.batch(indices if len(indices) else piece[:1])
+        logits, y = self.called(x.to(device)), y.to(device)
+        # Processes average their gradients: so weighed, that is the mean over the whole batch.
+        share = len(indices) * self.team.size / size
+        (F.cross_entropy(logits, y) * share).backward()
         return _sums(logits.detach(), y) * bool(len(indices))
 
     def _close_epoch(self, at: Position, seconds: float) -> dict[str, float]:
