@@ -103,8 +103,9 @@ def sweep(
         text = "\n".join(f"{trial}: {why.message}\n{why.details}" for trial, why in team.failed)
         write_atomically(failures, text.encode())
         lines = "".join(f"\n  {trial}: {why.message}" for trial, why in team.failed)
+        runs = "1 run" if len(team.failed) == 1 else f"{len(team.failed)} runs"
         raise SweepError(
-            f"{len(team.failed)} runs failed (more in {failures}); the others are kept, and the"
+            f"{runs} failed (more in {failures}); the others are kept, and the"
             f" same sweep goes on from there:{lines}"
         )
     failures.unlink(missing_ok=True)
