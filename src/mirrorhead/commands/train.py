@@ -154,6 +154,8 @@ class Train:
             given = {"epochs": self.epochs, "batch_size": self.batch_size}
             changes: dict[str, Any] = {k: value for k, value in given.items() if value is not None}
             changes |= {"seed": self.seed, "compile": self.compile, "parallel": self.parallel}
+            if self.parallel == "fsdp":  # torch's fused SGD knows no sharded tensors
+                changes["fused"] = False
             return replace(chosen, training=replace(chosen.training, **changes))
         except ValueError as error:
             raise UserError(str(error)) from error
