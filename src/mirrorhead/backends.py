@@ -138,6 +138,8 @@ def slurm(out: Path, cluster: str = "slurm") -> Backend:
             raise BackendError("--backend slurm needs sbatch, which is not on this machine")
         executor = submitit.AutoExecutor(folder=out.resolve() / "jobs", cluster=cluster)
         executor.update_parameters(name="mirrorhead", cpus_per_task=1)
+        if cluster == "local":  # else it ends its jobs after 2 minutes
+            executor.update_parameters(timeout_min=60)
         jobs = executor.map_array(_store, [work.store] * len(tasks), tasks)
         waiting = dict(zip(jobs, tasks, strict=True))
         while waiting:
