@@ -17,8 +17,8 @@ import pytest
 from rich.console import Console
 
 import toy_experiment
+from mirrorhead.backends import BackendError, dask, local, slurm
 from mirrorhead.experiments import load, storage
-from mirrorhead.experiments.backends import BackendError, dask, local, slurm
 from mirrorhead.experiments.base import Result
 from mirrorhead.experiments.runner import execute, plan
 

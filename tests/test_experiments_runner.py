@@ -18,10 +18,11 @@ import pytest
 from rich.console import Console
 
 import toy_experiment
+from mirrorhead.backends import Backend, Outcome, Work, attempt, local
 from mirrorhead.experiments import load, storage
-from mirrorhead.experiments.backends import Backend, Outcome, Task, local, work
 from mirrorhead.experiments.base import Result
 from mirrorhead.experiments.runner import Run, execute, plan
+from mirrorhead.experiments.tasks import Task
 
 TOY = load("toy_experiment")
 TESTS = Path(toy_experiment.__file__ or "").parent
@@ -111,14 +112,13 @@ def test_other_settings_stop_a_run_before_it_starts(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_run_keeps_what_it_has(tmp_path: Path) -> None:
-    def interrupted(tasks: list[Task]) -> Iterator[Outcome]:
-        result = work(tasks[1])
+    def interrupted(work: Work, tasks: Sequence[Task]) -> Iterator[Outcome]:
+        result = attempt(work.compute, tasks[1])
         yield tasks[1], result
         raise KeyboardInterrupt
 
-    backend: Backend = interrupted  # pyright: ignore[reportAssignmentType]
     with pytest.raises(KeyboardInterrupt):
-        run_here(tmp_path, backend=backend)
+        run_here(tmp_path, backend=interrupted)
     names = sorted(path.name[:5] for path in (tmp_path / "toy").iterdir())
     assert names == ["00004", "00004", "run.j"]
     assert same(run_here(tmp_path)[0].result, run_here(tmp_path / "other")[0].result)
@@ -143,12 +143,12 @@ def test_cores_and_a_dying_worker(
 def test_a_swallowed_interrupt_stops_the_run_all_the_same(tmp_path: Path) -> None:
     """A library's clean-up may eat the KeyboardInterrupt; what is done by then is kept."""
 
-    def deaf(tasks: Sequence[Task]) -> Iterator[Outcome]:
+    def deaf(work: Work, tasks: Sequence[Task]) -> Iterator[Outcome]:
         for task in tasks:
             with suppress(KeyboardInterrupt):
                 os.kill(os.getpid(), signal.SIGINT)
                 time.sleep(0.1)
-            yield task, work(task)
+            yield task, attempt(work.compute, task)
 
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):

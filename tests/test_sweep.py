@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,9 +12,12 @@ from typing import Any
 import pytest
 
 from data_slices import make_cifar10
-from mirrorhead.training import OptimizerSettings, sweep
+from mirrorhead.files import locked
+from mirrorhead.training import OptimizerSettings, SweepError, sweep
+from mirrorhead.training.optimizers import build_optimizer
 from mirrorhead.training.presets import preset
-from mirrorhead.training.sweeps import Tuned, _best, run_key, run_one
+from mirrorhead.training.sweeps import Tuned, _best
+from mirrorhead.training.trials import Trial, run_key, run_trial
 
 
 def rates(name: str, *lrs: float, **options: Any) -> list[OptimizerSettings]:
@@ -22,7 +26,7 @@ def rates(name: str, *lrs: float, **options: Any) -> list[OptimizerSettings]:
 
 RIVALS = {
     "adamw": rates("adamw", 1e-4, 1e-3),
-    "md 1.5": rates("mirror-descent", 1e-2, 1e30, p=1.5),
+    "sgd": rates("sgd", 1e-2, 1e30, momentum=0.9),
 }
 
 
@@ -39,20 +43,20 @@ def small_sweep(pictures: Path, out: Path, **options: Any) -> list[Tuned]:
 
 def test_validation_chooses_and_only_the_chosen_read_test(pictures: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    adamw, descent = small_sweep(pictures, out)
-    for one, rules in ((adamw, RIVALS["adamw"]), (descent, RIVALS["md 1.5"])):
+    adamw, momentum = small_sweep(pictures, out)
+    for one, rules in ((adamw, RIVALS["adamw"]), (momentum, RIVALS["sgd"])):
         assert [record["lr"] for record in one.tried] == [rule.lr for rule in rules]
         assert not any("test_accuracy" in record for record in one.tried)
         assert [record["seed"] for record in one.final] == [0, 1]
         assert all("test_accuracy" in record for record in one.final)
         assert one.chosen in rules
-    assert descent.chosen == RIVALS["md 1.5"][0]
-    assert [record["diverged"] for record in descent.tried] == [False, True]
+    assert momentum.chosen == RIVALS["sgd"][0]
+    assert [record["diverged"] for record in momentum.tried] == [False, True]
     # The final run with the first seed is the tuning run; it is not run twice.
     assert {r["run"] for r in adamw.final} & {r["run"] for r in adamw.tried}
     assert len([path for path in out.iterdir() if path.is_dir()]) == 6
     read = sorted(path.parent.name for path in out.glob("*/test.json"))
-    assert read == sorted(record["run"] for one in (adamw, descent) for record in one.final)
+    assert read == sorted(record["run"] for one in (adamw, momentum) for record in one.final)
     (record,) = out.glob("sweep-*.json")
     written = json.loads(record.read_text())
     assert "2 learning rates for each rival" in written["rule"]
@@ -65,24 +69,85 @@ def test_what_is_done_is_not_run_again(
     first = small_sweep(pictures, tmp_path / "out")
     monkeypatch.setattr("mirrorhead.training.loop.epoch_batches", None)
     assert small_sweep(pictures, tmp_path / "out") == first
-    with pytest.raises(TypeError):
+    with pytest.raises(SweepError, match="4 runs failed"):
         small_sweep(pictures, tmp_path / "elsewhere")
 
 
-def test_two_sweeps_share_a_folder(
+def small_trial(pictures: Path, root: Path, epochs: int = 1) -> Trial:
+    chosen = preset("laptop-vit", OptimizerSettings("adamw", lr=1e-3))
+    training = dataclasses.replace(chosen.training, epochs=epochs)
+    chosen = dataclasses.replace(chosen, training=training)
+    return Trial("adamw", chosen, root, pictures, partial=True, test=True)
+
+
+def test_who_comes_second_waits_and_takes_the_result(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mirrorhead.training.sweeps.WAIT", 0.05)
-    chosen = preset("laptop-vit", OptimizerSettings("adamw", lr=1e-3))
-    chosen = dataclasses.replace(chosen, training=dataclasses.replace(chosen.training, epochs=2))
+    monkeypatch.setattr("mirrorhead.training.trials.WAIT", 0.05)
+    trial = small_trial(pictures, tmp_path / "out", epochs=2)
+    trial.folder.mkdir(parents=True)
     with ThreadPoolExecutor(2) as pool:
-        jobs = [
-            pool.submit(run_one, chosen, tmp_path, data=pictures, partial=True) for _ in range(2)
-        ]
+        with locked(trial.folder / "sweep.lock"):
+            jobs = [pool.submit(run_trial, trial) for _ in range(2)]
+            with pytest.raises(TimeoutError):
+                jobs[0].result(timeout=0.5)
+            assert [path.name for path in trial.folder.iterdir()] == ["sweep.lock"]
         one, two = (job.result() for job in jobs)
     assert one == two
-    lines = (tmp_path / run_key(chosen) / "log.jsonl").read_text().splitlines()
+    lines = (trial.folder / "log.jsonl").read_text().splitlines()
     assert [json.loads(line)["kind"] for line in lines].count("epoch") == 2
+
+
+def test_a_file_system_without_locks_is_an_error_and_no_endless_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("mirrorhead.files.fcntl.flock", flock)
+    with pytest.raises(OSError, match="cannot lock files") as caught:
+        run_trial(small_trial(tmp_path, tmp_path))
+    assert not isinstance(caught.value, BlockingIOError)
+
+
+def test_runs_on_other_data_are_not_taken(pictures: Path, tmp_path: Path) -> None:
+    """The same settings and folder, but another slice: no old result is passed off as new."""
+    rivals = {"sgd": rates("sgd", 0.01)}
+    options: dict[str, Any] = {"seeds": (0,), "epochs": 1, "partial": True}
+    sweep("laptop-vit", rivals, tmp_path / "out", data=pictures, **options)
+    make_cifar10(tmp_path / "other", per_file=13)
+    with pytest.raises(SweepError, match="other settings: examples"):
+        sweep("laptop-vit", rivals, tmp_path / "out", data=tmp_path / "other", **options)
+
+
+def test_a_failed_run_is_named_and_the_others_are_done(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rivals = {"adamw": rates("adamw", 1e-4, 1e-3), "sgd": rates("sgd", 0.01, 0.1)}
+    options: dict[str, Any] = {"seeds": (0, 1), "epochs": 1, "partial": True, "data": pictures}
+    out, told = tmp_path / "out", []
+
+    def broken(*arguments: Any) -> Any:
+        if arguments[1] == rivals["adamw"][1]:
+            raise MemoryError("no room")
+        return build_optimizer(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("mirrorhead.training.loop.build_optimizer", broken)
+        with pytest.raises(SweepError) as caught:
+            sweep("laptop-vit", rivals, out, listener=lambda *a: told.append(a), **options)
+    assert "1 run failed" in str(caught.value)
+    assert "adamw, lr 0.001, seed 0: MemoryError: no room" in str(caught.value)
+    (details,) = out.glob("sweep-*.failures.txt")
+    assert "in broken" in details.read_text()
+    assert not list(out.glob("sweep-*.json"))
+    assert len(list(out.glob("*/result.json"))) == 1 + 2 + 1  # all others, sgd's second seed too
+    assert len(told) == 4 + 2 and not any(stored for *_, stored in told)
+    told.clear()
+    result = sweep("laptop-vit", rivals, out, listener=lambda *a: told.append(a), **options)
+    assert result == sweep("laptop-vit", rivals, tmp_path / "whole", **options)
+    assert [stored for *_, stored in told].count(False) == 3  # lr 1e-3, and adamw's two seeds
+    assert not details.exists() and len(list(out.glob("sweep-*.json"))) == 1
 
 
 @pytest.mark.slow
@@ -121,6 +186,7 @@ def test_keys_tell_settings_apart() -> None:
         ({"a": rates("sgd", 0.1, 0.1)}, (0,), "learning rate twice"),
         ({"a": [*rates("sgd", 0.1), *rates("sgd", 0.2, momentum=0.9)]}, (0,), "in lr alone"),
         ({"a": rates("sgd", 0.1)}, (0, 0), "different numbers"),
+        ({"a": rates("sgd", 0.1)}, (0, -1), "none negative"),
         ({"a": rates("sgd", 0.1)}, (), "at least one"),
     ],
 )

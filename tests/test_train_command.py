@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ from data_slices import make_bert, make_cad, make_cifar10, make_imdb
 from mirrorhead.commands.errors import UserError
 from mirrorhead.commands.train import Train
 from mirrorhead.models import TextSettings, ViTSettings
-from mirrorhead.training import OptimizerSettings, load_sets, preset
+from mirrorhead.training import OptimizerSettings, evaluate, load_run, load_sets, preset
 from mirrorhead.training.presets import LAPTOP_LR, NAMES, PAPER_LR
 
 
@@ -72,6 +75,10 @@ def test_pictures_and_rivals(slices: Path) -> None:
         ("imdb --partial --p 1.2", "no learning rate is known for p = 1.2 in laptop"),
         ("imdb --partial --optimizer adamw", "--lr is needed for adamw"),
         ("imdb --partial --momentum 0.9", "--lr is needed for mirror-descent"),
+        ("imdb --partial --normalize global", "--lr is needed for mirror-descent"),
+        ("imdb --partial --l1 0.1", "--lr is needed for mirror-descent"),
+        ("imdb --partial --epochs 0", "epochs must be at least 1, got 0"),
+        ("imdb --partial --batch-size 0", "batch_size must be at least 1, got 0"),
         ("imdb --partial --optimizer sgd --lr -1", "lr must be greater than 0"),
         ("imdb --partial --optimizer adamw --lr 1 --l1 0.1", "adamw has no l1"),
     ],
@@ -80,6 +87,46 @@ def test_wrong_use_is_told(slices: Path, line: str, says: str) -> None:
     with pytest.raises(UserError, match=says):
         parse(line).run()
     assert not Path("runs").exists()
+
+
+def test_options_reach_the_settings() -> None:
+    line = "imdb --lr 0.1 --p 1.5 --normalize global --batch-size 7 --compile --parallel fsdp"
+    command = parse(line)
+    chosen = command._chosen()
+    training = chosen.training
+    assert (training.batch_size, training.compile, training.parallel) == (7, True, "fsdp")
+    assert training.optimizer == OptimizerSettings("mirror-descent", 0.1, 1.5, normalize="global")
+    name = "laptop-imdb-mirror-descent-lr0.1-p1.5-normalize-global-batch7-fsdp-compiled-seed0"
+    assert command._name(chosen) == name
+    assert parse("imdb")._chosen() == preset("laptop")
+
+
+@pytest.mark.slow
+def test_torchrun_trains_as_one_process_and_prints_once(slices: Path) -> None:
+    line = ["imdb", "--optimizer", "sgd", "--lr", "0.1", "--epochs", "1", "--partial"]
+    line += ["--batch-size", "30"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    launch += ["--nproc-per-node", "2", "-m", "mirrorhead", "train", *line]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+    def run(*more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*launch, *more], env=environment, capture_output=True, text=True, check=False
+        )
+
+    done = run("--out", "two", "--parallel", "fsdp")
+    assert done.returncode == 0, done.stderr
+    first, last = done.stdout.splitlines()
+    accuracy = json.loads(Path("two/test.json").read_text())["accuracy"]
+    assert first.startswith("best epoch 1") and f"test {accuracy:.2%}" in first
+    assert last == "run: two"
+    assert done.stderr.count("epoch 1:") == 1
+    best = load_run("two")
+    assert evaluate(best.model, load_sets(best.preset, partial=True).test)["accuracy"] == accuracy
+    wrong = run("--data", "nowhere")
+    assert wrong.returncode != 0 and not wrong.stdout
+    assert wrong.stderr.count("mirrorhead: ") == 1
+    assert "there is no folder nowhere" in wrong.stderr
 
 
 def test_seeds_decide_the_first_weights(slices: Path) -> None:

@@ -12,10 +12,11 @@ from typing import Any
 
 from mirrorhead.commands.errors import UserError
 from mirrorhead.commands.reproduce import Reproduce
+from mirrorhead.commands.sweep import Sweep
 from mirrorhead.commands.train import Train
 from mirrorhead.version import __version__
 
-COMMANDS = {"reproduce": Reproduce, "train": Train}
+COMMANDS = {"reproduce": Reproduce, "sweep": Sweep, "train": Train}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

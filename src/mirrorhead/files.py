@@ -12,6 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
 
 def write_atomically(path: Path, data: bytes, *, replace: bool = True) -> None:
     """Write data to path such that no reader, and no crash, ever sees a part of it.
@@ -70,6 +75,24 @@ def new_folder(path: Path, *, durable: bool = False) -> Iterator[Path]:
         sync_folder(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """A lock on a file, which is made; BlockingIOError if somebody has it. It dies with us.
+
+    Other machines that share the file system see it if that has locks: NFS does.
+    """
+    with path.open("w") as file:
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):  # on NFS it may be either
+                raise BlockingIOError(f"{path} is locked by another process") from None
+            except OSError as error:
+                why = f"the file system cannot lock files ({error.strerror})"
+                raise OSError(error.errno, why, str(path)) from error
+        yield
 
 
 def remove_folder(path: Path) -> None:

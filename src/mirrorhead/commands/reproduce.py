@@ -8,18 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import FlagCreatePairsOff, UseAppendAction, arg
 
 from mirrorhead.commands.errors import UserError
+from mirrorhead.commands.places import Place, chosen_backend
 from mirrorhead.experiments import ORDER
 from mirrorhead.files import write_atomically
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mirrorhead.experiments.backends import Backend
     from mirrorhead.experiments.base import Experiment, TrialSettings
     from mirrorhead.experiments.runner import Run
     from mirrorhead.report import Entry
@@ -48,7 +48,7 @@ class Reproduce:
     """Where results and report go."""
     full: Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")] = False
     """The paper's sizes instead of those for a demonstration."""
-    backend: Literal["local", "dask", "slurm"] = "local"
+    backend: Place = "local"
     """Where to compute: on this machine, on the dask cluster at --address, or as SLURM jobs."""
     address: Annotated[str, arg(metavar="ADDRESS", help_behavior_hint="")] = ""
     """The dask scheduler, such as tcp://host:8786."""
@@ -61,7 +61,7 @@ class Reproduce:
             raise UserError("figures need matplotlib: pip install 'mirrorhead[plot]'")
         from rich.console import Console
 
-        from mirrorhead.experiments.backends import BackendError
+        from mirrorhead.backends import BackendError
         from mirrorhead.experiments.runner import execute
         from mirrorhead.experiments.storage import FolderError
         from mirrorhead.report import ReportError, check_free, write_report
@@ -69,9 +69,10 @@ class Reproduce:
         out = self.out or Path("out-full" if self.full else "out")
         page, console = out / "report.html", Console()
         runs = self._runs()
+        backend = chosen_backend(self.backend, self.address, self.jobs, out)
         try:
             check_free(page)
-            execute(runs, out, self._backend(out), console)
+            execute(runs, out, backend, console)
             entries = [_entry(run, out) for run in runs]
             write_report(page, _with_stored(entries, out))
         except (BackendError, FolderError, ReportError, OSError) as error:
@@ -97,21 +98,6 @@ class Reproduce:
             return [plan(load(name), full=self.full, trials=self.trials) for name in names]
         except (TypeError, ValueError) as error:
             raise UserError(str(error)) from error
-
-    def _backend(self, out: Path) -> Backend:
-        from mirrorhead.experiments import backends
-
-        if self.address and self.backend != "dask":
-            raise UserError(f"--address goes with --backend dask, not with {self.backend}")
-        if self.jobs is not None and self.backend != "local":
-            raise UserError(f"--jobs goes with --backend local, not with {self.backend}")
-        if self.jobs is not None and self.jobs < 1:
-            raise UserError(f"--jobs must be at least 1, got {self.jobs}")
-        if self.backend == "slurm":
-            return backends.slurm(out)
-        if self.backend == "dask" and not self.address:
-            raise UserError("--backend dask needs --address, such as tcp://host:8786")
-        return backends.dask(self.address) if self.backend == "dask" else backends.local(self.jobs)
 
 
 def _entry(run: Run, out: Path) -> Entry:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rich.console import Console
 
+from mirrorhead.backends import Backend, Failure, interrupts
 from mirrorhead.experiments import storage
-from mirrorhead.experiments.backends import Backend, Failure, Task
 from mirrorhead.experiments.base import Experiment, Result, TrialSettings, merge, pieces
 from mirrorhead.experiments.progress import Lines
+from mirrorhead.experiments.tasks import Task, piece_work
 
 
 @dataclass(frozen=True)
@@ -53,9 +50,9 @@ def execute(runs: Sequence[Run], out: Path, backend: Backend, console: Console) 
         storage.claim(out, run.experiment, run.settings)
     by_name = {run.experiment.name: run for run in runs}
     trials = [(name, run.settings.trials) for name, run in by_name.items()]
-    with _interrupts() as interrupted, Lines(trials, console) as lines:
+    with interrupts() as interrupted, Lines(trials, console) as lines:
         tasks = [task for run in runs for task in _resume(run, out, lines)]
-        for task, outcome in backend(tasks) if tasks else ():
+        for task, outcome in backend(piece_work(out), tasks) if tasks else ():
             if interrupted():
                 raise KeyboardInterrupt
             run = by_name[task.name]
@@ -66,28 +63,6 @@ def execute(runs: Sequence[Run], out: Path, backend: Backend, console: Console) 
                 storage.save(out, run.experiment, outcome)
                 run.parts.append(outcome)
                 lines.advance(task.name, outcome.settings.trials, outcome.seconds)
-
-
-@contextmanager
-def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Remember a Ctrl-C, which raises as ever, in case that someone on the way swallows it."""
-    if threading.current_thread() is not threading.main_thread():  # no signals come here
-        yield lambda: False
-        return
-    seen = False
-    before = signal.getsignal(signal.SIGINT)
-
-    def remember(number: int, frame: FrameType | None) -> None:
-        nonlocal seen
-        seen = True
-        if callable(before):
-            before(number, frame)
-
-    signal.signal(signal.SIGINT, remember)
-    try:
-        yield lambda: seen
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _resume(run: Run, out: Path, lines: Lines) -> list[Task]:

@@ -20,5 +20,6 @@ from mirrorhead.training.runs import describe_run as describe_run
 from mirrorhead.training.runs import load_run as load_run
 from mirrorhead.training.settings import OptimizerSettings as OptimizerSettings
 from mirrorhead.training.settings import TrainSettings as TrainSettings
+from mirrorhead.training.sweeps import SweepError as SweepError
 from mirrorhead.training.sweeps import Tuned as Tuned
 from mirrorhead.training.sweeps import sweep as sweep

@@ -13,7 +13,7 @@ import json
 import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from mirrorhead.data.batches import Examples, epoch_batches, even_batches, pieces
-from mirrorhead.files import remove_leftovers, write_atomically, write_json
+from mirrorhead.files import locked, remove_leftovers, write_atomically, write_json
 from mirrorhead.optim.sharded import local
 from mirrorhead.training.checkpoints import (
     checkpoints,
@@ -37,11 +37,6 @@ from mirrorhead.training.loggers import Event, JsonLines, Logger
 from mirrorhead.training.optimizers import build_optimizer
 from mirrorhead.training.settings import TrainSettings
 from mirrorhead.training.team import Team, joined
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
 
 LOG_EVERY = 20  # steps
 #: Tokens that a CPU takes at once. More would cost memory, and time to get it from the system; a
@@ -322,12 +317,13 @@ def _about(
     return {
         **wanted,
         "model": hashlib.sha256(shapes.encode()).hexdigest()[:16],
-        "examples": _digest(examples),
-        "validation": _digest(validation),
+        "examples": fingerprint(examples),
+        "validation": fingerprint(validation),
     }
 
 
-def _digest(examples: Examples) -> str:
+def fingerprint(examples: Examples) -> str:
+    """What tells one set of examples from another: their number, labels and lengths."""
     lengths = _lengths(examples)
     content = np.asarray(examples.labels).tobytes() + (
         b"" if lengths is None else np.asarray(lengths).tobytes()
@@ -359,12 +355,11 @@ def _owned(folder: Path, team: Team) -> Iterator[None]:
         yield
         return
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as file:
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise BlockingIOError(f"folder {folder} is in use by another process") from None
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(folder / "lock"))
+        except BlockingIOError:
+            raise BlockingIOError(f"folder {folder} is in use by another process") from None
         remove_leftovers(folder)
         remove_leftovers(folder / "checkpoints")
         yield

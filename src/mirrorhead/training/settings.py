@@ -58,6 +58,8 @@ class OptimizerSettings:
         _check("momentum", self.momentum, low=0, below=1)
         _check("weight_decay", self.weight_decay, low=0)
         _check("l1", self.l1, low=0)
+        if self.normalize not in (None, "tensor", "global"):
+            raise ValueError(f'normalize must be "tensor" or "global", got {self.normalize!r}')
 
 
 @dataclass(frozen=True)

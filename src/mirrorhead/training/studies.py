@@ -1,7 +1,8 @@
-"""The comparisons of docs/results.md: which rivals, with which learning rates.
+"""Rivals and their learning rates: those of docs/results.md, or as somebody writes them.
 
-Four rates for each, half a decade apart, around what is known to work; no test figure had a part
-in them. Everything but the optimizer is the preset's.
+In the comparisons of docs/results.md there are four rates for each, half a decade apart, around
+what is known to work; no test figure had a part in them. Everything but the optimizer is the
+preset's.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mirrorhead.training.settings import OptimizerName, OptimizerSettings
+from mirrorhead.training.settings import OPTIMIZERS, OPTIONS, OptimizerName, OptimizerSettings
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,51 @@ class Study:
 
 def _rates(name: OptimizerName, *rates: float, **options: Any) -> tuple[OptimizerSettings, ...]:
     return tuple(OptimizerSettings(name, lr=lr, **options) for lr in rates)
+
+
+def parse_rival(text: str) -> tuple[str, tuple[OptimizerSettings, ...]]:
+    """A rival as it is written on a command line: the optimizer, its options, its rates.
+
+    Its name is all but the rates.
+
+    >>> name, rules = parse_rival("mirror-descent lr=0.1,0.3 p=1.1")
+    >>> name, [rule.lr for rule in rules]
+    ('mirror-descent p=1.1', [0.1, 0.3])
+    """
+    optimizer, *words = text.split() or [""]
+    found: OptimizerName | None = {name: name for name in OPTIMIZERS}.get(optimizer)  # pyright: ignore
+    if found is None:
+        known = ", ".join(OPTIMIZERS)
+        raise ValueError(f"rival {text!r}: it must begin with one of {known}, got {optimizer!r}")
+    given: dict[str, str] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or key not in ("lr", *OPTIONS[found]):
+            allowed = ", ".join(f"{option}=..." for option in ("lr", *OPTIONS[found]))
+            raise ValueError(f"rival {text!r}: {found} takes {allowed}, got {word!r}")
+        if key in given:
+            raise ValueError(f"rival {text!r}: {key} is given twice")
+        given[key] = value
+    if "lr" not in given:
+        raise ValueError(f"rival {text!r}: lr is missing, such as lr=0.03,0.1,0.3,1")
+    try:
+        rates = [_number("lr", rate) for rate in given.pop("lr").split(",")]
+        options: dict[str, Any] = {
+            key: value if key == "normalize" else _number(key, value)
+            for key, value in given.items()
+        }
+        rules = _rates(found, *rates, **options)
+    except ValueError as error:
+        raise ValueError(f"rival {text!r}: {error}") from None
+    words = [f"{k}={options[k]}" for k in OPTIONS[found] if k in options]
+    return " ".join([found, *words]), rules
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{name} must be a number, got {text!r}") from None
 
 
 STUDIES = {

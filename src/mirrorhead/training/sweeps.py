@@ -9,25 +9,24 @@ sweeps may share a folder.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial as bound
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import load_file
+from mirrorhead.backends import Backend, Failure, Work, interrupts, local
+from mirrorhead.data.sources import data_root
+from mirrorhead.files import write_atomically, write_json
+from mirrorhead.training.loop import fingerprint
+from mirrorhead.training.presets import Preset, preset
+from mirrorhead.training.settings import OptimizerSettings
+from mirrorhead.training.trials import Trial, find_trial, run_trial, trial_sets
 
-from mirrorhead.files import write_json
-from mirrorhead.training.loop import Diverged, evaluate, train
-from mirrorhead.training.presets import Preset, Sets, load_sets, preset
-from mirrorhead.training.runs import describe_run
-from mirrorhead.training.settings import OptimizerSettings, TrainSettings
-
-WAIT = 1.0  # seconds between looks at a run that another sweep has in hand
+Rivals = Mapping[str, Sequence[OptimizerSettings]]
 
 
 @dataclass(frozen=True)
@@ -40,128 +39,144 @@ class Tuned:
     final: tuple[dict[str, Any], ...]
 
 
+#: Told of every run that ends: which, its record or why there is none, and whether it was there.
+Listener = Callable[[Trial, "dict[str, Any] | Failure", bool], None]
+
+
+class SweepError(RuntimeError):
+    """Some runs have no result; all others are kept."""
+
+
 def sweep(
     base: str,
-    rivals: Mapping[str, Sequence[OptimizerSettings]],
+    rivals: Rivals,
     out: str | Path,
     *,
     seeds: Sequence[int] = (0, 1, 2, 3, 4),
     epochs: int | None = None,
     jobs: int = 1,
+    backend: Backend | None = None,
     data: str | Path | None = None,
     partial: bool = False,
+    listener: Listener | None = None,
 ) -> list[Tuned]:
     """Tune every rival on validation data, then run the chosen settings with every seed.
 
-    The record, rule included, is written to out/sweep-<hash>.json.
+    The record, rule included, is written to `record_path`. If a run fails, its rival goes no
+    further, all others are run, and a SweepError names what failed; the same call goes on there.
 
     Args:
         base: name of the preset for everything but the optimizer.
         rivals: for each name, the same optimizer with different learning rates; as many for
             each name.
-        out: the folder of all runs.
+        out: the folder of all runs; on a cluster, on a file system that all machines share.
         seeds: of the final runs. Tuning uses the first.
         epochs: instead of the preset's.
         jobs: processes at once; each run has one thread.
+        backend: of `mirrorhead.backends`, instead of processes on this machine.
         data, partial: as in `load_sets`.
+        listener: called after every run.
     """
     _check(rivals, seeds)
-    root = Path(out)
-    load_sets(preset(base, OptimizerSettings("sgd")), data, partial=partial)  # encode once
+    root, source = Path(out).resolve(), data_root(data).resolve()
+    failures = record_path(out, base, rivals, seeds, epochs).with_suffix(".failures.txt")
+    first = _preset(base, next(iter(rivals.values()))[0], seeds[0], epochs)
+    sets = trial_sets(first, source, partial)  # encode once
+    prints = fingerprint(sets.train), fingerprint(sets.validation)
+    team = _Team(backend or local(jobs), prints, listener or (lambda *_: None))
 
-    def run_all(pairs: list[tuple[OptimizerSettings, int]], test: bool) -> list[dict[str, Any]]:
-        from joblib import Parallel, delayed
+    def trial(name: str, rule: OptimizerSettings, seed: int, test: bool) -> Trial:
+        return Trial(name, _preset(base, rule, seed, epochs), root, source, partial, test)
 
-        job = delayed(run_one)
-        tasks = [
-            job(_preset(base, rule, seed, epochs), root, data=data, partial=partial, test=test)
-            for rule, seed in pairs
-        ]
-        return Parallel(n_jobs=jobs)(tasks)  # pyright: ignore[reportReturnType]
-
-    tuning = [(rule, seeds[0]) for rules in rivals.values() for rule in rules]
-    done = iter(run_all(tuning, test=False))
-    tried = {name: tuple(next(done) for _ in rules) for name, rules in rivals.items()}
+    tuning = {
+        name: [trial(name, rule, seeds[0], test=False) for rule in rules]
+        for name, rules in rivals.items()
+    }
+    tried = team.run(tuning)
     chosen = {name: _best(rivals[name], records) for name, records in tried.items()}
-    finals = [(rule, seed) for rule in chosen.values() if rule is not None for seed in seeds]
-    done = iter(run_all(finals, test=True))
-    result = [
-        Tuned(name, rule, tried[name], tuple(next(done) for _ in seeds) if rule else ())
+    finals = {
+        name: [trial(name, rule, seed, test=True) for seed in seeds] if rule else []
         for name, rule in chosen.items()
+    }
+    final = team.run(finals)
+    if team.failed:
+        text = "\n".join(f"{trial}: {why.message}\n{why.details}" for trial, why in team.failed)
+        write_atomically(failures, text.encode())
+        lines = "".join(f"\n  {trial}: {why.message}" for trial, why in team.failed)
+        runs = "1 run" if len(team.failed) == 1 else f"{len(team.failed)} runs"
+        raise SweepError(
+            f"{runs} failed (more in {failures}); the others are kept, and the"
+            f" same sweep goes on from there:{lines}"
+        )
+    failures.unlink(missing_ok=True)
+    result = [
+        Tuned(name, rule, tuple(tried[name]), tuple(final[name])) for name, rule in chosen.items()
     ]
-    _record(root, base, rivals, seeds, epochs, result)
+    _record(out, base, rivals, seeds, epochs, result)
     return result
 
 
-def run_one(
-    chosen: Preset,
-    root: Path,
-    *,
-    data: str | Path | None = None,
-    partial: bool = False,
-    test: bool = False,
-) -> dict[str, Any]:
-    """One run in root/<hash of its settings>, or what is there of it; a record of what came out.
-
-    A run that diverged is a result too, and is not tried again. With `test`, the weights of the
-    best epoch are scored on the test set.
-    """
-    torch.set_num_threads(1)
-    folder = root / run_key(chosen)
-    failed, tested = folder / "diverged.json", folder / "test.json"
-    record: dict[str, Any] = {"run": folder.name, "seed": chosen.training.seed}
-    record |= dataclasses.asdict(chosen.training.optimizer)
-    describe_run(folder, chosen)
-    if failed.exists():
-        return {**record, "diverged": True}
-    sets = _sets(dataclasses.replace(chosen, training=TrainSettings()), data, partial)
-    torch.manual_seed(chosen.training.seed)
-    model = chosen.build()
-    while True:
-        try:
-            outcome = train(model, sets.train, sets.validation, chosen.training, folder)
-            break
-        except BlockingIOError:  # another sweep is at it: its result will be ours
-            time.sleep(WAIT)
-        except Diverged as error:
-            write_json(failed, {"error": str(error)})
-            return {**record, "diverged": True}
-    record |= {
-        "diverged": False,
-        "best_epoch": outcome.best_epoch,
-        "validation_accuracy": outcome.best_accuracy,
-        "train_accuracy": outcome.epochs[outcome.best_epoch - 1]["train_accuracy"],
-    }
-    if test:
-        if not tested.exists():
-            model.load_state_dict(load_file(folder / "best.safetensors"))
-            write_json(tested, evaluate(model, sets.test))
-        record["test_accuracy"] = json.loads(tested.read_text())["accuracy"]
-    return record
+def record_path(
+    out: str | Path, base: str, rivals: Rivals, seeds: Sequence[int], epochs: int | None
+) -> Path:
+    """out/sweep-<hash of what is asked>.json."""
+    asked = json.dumps(_asked(base, rivals, seeds, epochs), sort_keys=True)
+    return Path(out) / f"sweep-{hashlib.sha256(asked.encode()).hexdigest()[:16]}.json"
 
 
-@functools.lru_cache(maxsize=1)
-def _sets(chosen: Preset, data: str | Path | None, partial: bool) -> Sets:
-    """The data of a preset, read once in a process that makes many runs."""
-    return load_sets(chosen, data, partial=partial)
+@dataclass
+class _Team:
+    """Those who make the runs, and what they failed at."""
+
+    backend: Backend
+    prints: tuple[str, str]
+    listener: Listener
+    failed: list[tuple[Trial, Failure]] = field(default_factory=list)
+
+    def run(self, trials: Mapping[str, Sequence[Trial]]) -> dict[str, list[dict[str, Any]]]:
+        """The records of all rivals of whom no run failed, in the order of the trials."""
+        work = Work(run_trial, run_trial, bound(find_trial, self.prints))
+        records: dict[Trial, dict[str, Any]] = {}
+        todo: list[Trial] = []
+        for trial in [trial for group in trials.values() for trial in group]:
+            if (found := work.find(trial)) is None:
+                todo.append(trial)
+            else:
+                records[trial] = found
+                self.listener(trial, found, True)
+        with interrupts() as interrupted:
+            for trial, outcome in self.backend(work, todo) if todo else ():
+                if interrupted():
+                    raise KeyboardInterrupt
+                if not isinstance(outcome, Failure) and not _arrives(work, trial):
+                    outcome = Failure(
+                        f"done, but {trial.folder} is not to be seen here: is the"
+                        " folder shared by all machines?"
+                    )
+                if isinstance(outcome, Failure):
+                    self.failed.append((trial, outcome))
+                else:
+                    records[trial] = outcome
+                self.listener(trial, outcome, False)
+        return {
+            name: [records[trial] for trial in group]
+            for name, group in trials.items()
+            if all(trial in records for trial in group)
+        }
 
 
-def run_key(chosen: Preset) -> str:
-    """A name that changes with anything that changes the result.
-
-    >>> run_key(preset("laptop", p=1.1)) == run_key(preset("laptop", p=2.0))
-    False
-    """
-    about = dataclasses.asdict(chosen)
-    for name in ("keep", "checkpoint_every"):
-        del about["training"][name]
-    text = json.dumps(about, sort_keys=True, allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def _arrives(work: Work[Trial, dict[str, Any]], trial: Trial) -> bool:
+    """Whether a run is in the folder as it is seen from here; a network may be late."""
+    for pause in (0.1, 0.5, 2.0, 5.0, 0.0):
+        if work.find(trial) is not None:
+            return True
+        time.sleep(pause)
+    return False
 
 
 def _preset(base: str, rule: OptimizerSettings, seed: int, epochs: int | None) -> Preset:
     found = preset(base, rule)
-    changes = {"seed": seed, "epochs": epochs or found.training.epochs}
+    changes = {"seed": seed, "epochs": found.training.epochs if epochs is None else epochs}
     return dataclasses.replace(found, training=dataclasses.replace(found.training, **changes))
 
 
@@ -177,7 +192,7 @@ def _best(
     return rules[min(alive)[2]] if alive else None
 
 
-def _check(rivals: Mapping[str, Sequence[OptimizerSettings]], seeds: Sequence[int]) -> None:
+def _check(rivals: Rivals, seeds: Sequence[int]) -> None:
     counts = {name: len(rules) for name, rules in rivals.items()}
     if not counts or not all(counts.values()) or len(set(counts.values())) != 1:
         raise ValueError(
@@ -188,29 +203,35 @@ def _check(rivals: Mapping[str, Sequence[OptimizerSettings]], seeds: Sequence[in
             raise ValueError(f"rivals[{name!r}] has a learning rate twice")
         if len({dataclasses.replace(rule, lr=1.0) for rule in rules}) != 1:
             raise ValueError(f"rivals[{name!r}] must differ in lr alone")
-    if not seeds or len(set(seeds)) != len(seeds):
-        raise ValueError(f"seeds must be different numbers, at least one, got {list(seeds)}")
+    if not seeds or len(set(seeds)) != len(seeds) or min(seeds) < 0:
+        raise ValueError(
+            f"seeds must be different numbers, none negative, at least one, got {list(seeds)}"
+        )
 
 
-def _record(
-    root: Path,
-    base: str,
-    rivals: Mapping[str, Sequence[OptimizerSettings]],
-    seeds: Sequence[int],
-    epochs: int | None,
-    result: Sequence[Tuned],
-) -> None:
-    asked = {
+def _asked(base: str, rivals: Rivals, seeds: Sequence[int], epochs: int | None) -> dict[str, Any]:
+    return {
         "preset": base,
         "epochs": epochs,
         "seeds": list(seeds),
         "rivals": {name: [dataclasses.asdict(r) for r in rules] for name, rules in rivals.items()},
     }
-    name = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _record(
+    out: str | Path,
+    base: str,
+    rivals: Rivals,
+    seeds: Sequence[int],
+    epochs: int | None,
+    result: Sequence[Tuned],
+) -> None:
     rule = (
         f"{len(next(iter(rivals.values())))} learning rates for each rival, each run once with"
         f" seed {seeds[0]}; the best validation accuracy chooses, of equals the smaller rate;"
         " the chosen one is run with every seed, and only these read the test set"
     )
+    asked = _asked(base, rivals, seeds, epochs)
     tuned = [dataclasses.asdict(one) for one in result]
-    write_json(root / f"sweep-{name}.json", {"asked": asked, "rule": rule, "tuned": tuned})
+    path = record_path(out, base, rivals, seeds, epochs)
+    write_json(path, {"asked": asked, "rule": rule, "tuned": tuned})

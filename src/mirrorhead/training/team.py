@@ -57,6 +57,13 @@ class Team:
         return model
 
 
+def own_device() -> torch.device:
+    """Where this process computes: on its GPU, or on the CPU where there is none."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+
+
 @contextmanager
 def joined() -> Iterator[Team]:
     """The team that torchrun started, or one process alone."""

@@ -1,14 +1,16 @@
-"""Where pieces are computed: on the cores of this machine, on a dask cluster, or under SLURM.
+"""Where tasks are worked on: on the cores of this machine, on a dask cluster, or under SLURM.
 
-A backend is a function tasks -> iterator over (task, result or failure), in the order in which
-they end. An exception in one piece stops no other. dask is driven directly and not through joblib,
-whose dask backend waits for ever when a task is given up (joblib 1.6: the callback is not called).
+A backend is a function (work, tasks) -> iterator over (task, result or failure), in the order in
+which they end. An exception in one task stops no other. dask is driven directly and not through
+joblib, whose dask backend waits for ever when a task is given up (joblib 1.6: the callback is not
+called).
 """
 
 from __future__ import annotations
 
 import shutil
 import signal
+import threading
 import time
 import traceback
 import warnings
@@ -16,46 +18,52 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, Generic, TypeVar
 
-from mirrorhead.experiments import load as load_experiment
-from mirrorhead.experiments import storage
-from mirrorhead.experiments.base import Result, TrialSettings
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class Task:
-    """A piece to compute: the experiment's name, its module, and the settings of the piece."""
+class Work(Generic[T, R]):
+    """What is done with a task; three functions that can be sent to another process.
 
-    name: str
-    module: str
-    settings: TrialSettings
+    Args:
+        compute: the result of a task.
+        store: the same where nobody waits for it: the result is put where `find` finds it.
+        find: what `store` has left of a task, or None.
+    """
 
-    def __str__(self) -> str:
-        seeds = self.settings.seeds
-        return f"{self.name}, trials {seeds[0]} to {seeds[-1]}"
+    compute: Callable[[T], R]
+    store: Callable[[T], object]
+    find: Callable[[T], R | None]
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a piece was not computed, in one line and in full."""
+    """Why a task has no result, in one line and in full."""
 
     message: str
     details: str = ""
 
 
-Outcome = tuple[Task, "Result[Any] | Failure"]
-Backend = Callable[[Sequence[Task]], Iterator[Outcome]]
+Outcome = tuple[Any, Any]  # a task, and its result or a Failure
+Backend = Callable[[Work[Any, Any], Sequence[Any]], Iterator[Outcome]]
 
 
 class BackendError(RuntimeError):
     """The backend cannot be used here, and why."""
 
 
-def work(task: Task) -> Result[Any] | Failure:
-    """Compute one piece; an exception becomes a Failure."""
+def attempt(compute: Callable[[T], R], task: T) -> R | Failure:
+    """The result of one task; an exception becomes a Failure.
+
+    >>> attempt(lambda x: 1 / x, 0).message
+    'ZeroDivisionError: division by zero'
+    """
     try:
-        return _compute(task)
+        return compute(task)
     except Exception as error:
         return Failure(f"{type(error).__name__}: {error}", traceback.format_exc())
 
@@ -63,15 +71,16 @@ def work(task: Task) -> Result[Any] | Failure:
 def local(jobs: int | None = None) -> Backend:
     """Processes on this machine, one a core unless said, through joblib; jobs = 1: this one."""
 
-    def run(tasks: Sequence[Task]) -> Iterator[Outcome]:
+    def run(work: Work[Any, Any], tasks: Sequence[Any]) -> Iterator[Outcome]:
         from joblib import Parallel, cpu_count, delayed
         from joblib.externals.loky.process_executor import TerminatedWorkerError
 
         options: dict[str, Any] = {"return_as": "generator_unordered", "batch_size": 1}
         parallel = Parallel(n_jobs=min(jobs or cpu_count(), len(tasks)), **options)
         left = dict(enumerate(tasks))
+        job = delayed(_numbered)
         with _deaf_children():
-            outcomes: Any = parallel(delayed(_numbered)(k, task) for k, task in enumerate(tasks))
+            outcomes: Any = parallel(job(k, work.compute, task) for k, task in enumerate(tasks))
         try:
             for number, result in outcomes:
                 yield left.pop(number), result
@@ -90,7 +99,7 @@ def local(jobs: int | None = None) -> Backend:
 def dask(address: str) -> Backend:
     """Workers of the dask scheduler at that address; what a lost worker had is done again."""
 
-    def run(tasks: Sequence[Task]) -> Iterator[Outcome]:
+    def run(work: Work[Any, Any], tasks: Sequence[Any]) -> Iterator[Outcome]:
         try:
             from distributed import Client, as_completed
         except ImportError as error:
@@ -100,7 +109,9 @@ def dask(address: str) -> Backend:
         except (OSError, ValueError) as error:
             raise BackendError(f"no dask scheduler answers at {address}: {_line(error)}") from error
         with client:
-            futures = {client.submit(work, task, pure=False): task for task in tasks}
+            futures = {
+                client.submit(attempt, work.compute, task, pure=False): task for task in tasks
+            }
             for future in as_completed(list(futures), loop=client.loop):
                 task = futures.pop(future)
                 try:
@@ -112,13 +123,13 @@ def dask(address: str) -> Backend:
 
 
 def slurm(out: Path, cluster: str = "slurm") -> Backend:
-    """One job of a SLURM array for each piece, through submitit; out is on a shared file system.
+    """One job of a SLURM array for each task, through submitit; out is on a shared file system.
 
-    Jobs store their pieces themselves, so they are kept even if this process ends before them.
+    Jobs store their results themselves, so they are kept even if this process ends before them.
     Partition, account and time limit are sbatch's own variables: SBATCH_PARTITION and so on.
     """
 
-    def run(tasks: Sequence[Task]) -> Iterator[Outcome]:
+    def run(work: Work[Any, Any], tasks: Sequence[Any]) -> Iterator[Outcome]:
         try:
             import submitit
         except ImportError as error:
@@ -127,14 +138,38 @@ def slurm(out: Path, cluster: str = "slurm") -> Backend:
             raise BackendError("--backend slurm needs sbatch, which is not on this machine")
         executor = submitit.AutoExecutor(folder=out.resolve() / "jobs", cluster=cluster)
         executor.update_parameters(name="mirrorhead", cpus_per_task=1)
-        jobs = executor.map_array(_compute_and_save, [out.resolve()] * len(tasks), tasks)
+        if cluster == "local":  # else it ends its jobs after 2 minutes
+            executor.update_parameters(timeout_min=60)
+        jobs = executor.map_array(_store, [work.store] * len(tasks), tasks)
         waiting = dict(zip(jobs, tasks, strict=True))
         while waiting:
             for job in [job for job in waiting if job.done()]:
-                yield (task := waiting.pop(job)), _collect(out, task, job)
+                yield (task := waiting.pop(job)), _collect(work, task, job)
             time.sleep(0.1 if cluster == "local" else 5)
 
     return run
+
+
+@contextmanager
+def interrupts() -> Iterator[Callable[[], bool]]:
+    """Remember a Ctrl-C, which raises as ever, in case that someone on the way swallows it."""
+    if threading.current_thread() is not threading.main_thread():  # no signals come here
+        yield lambda: False
+        return
+    seen = False
+    before = signal.getsignal(signal.SIGINT)
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        nonlocal seen
+        seen = True
+        if callable(before):
+            before(number, frame)
+
+    signal.signal(signal.SIGINT, remember)
+    try:
+        yield lambda: seen
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
@@ -154,29 +189,18 @@ def _deaf_children() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _compute(task: Task) -> Result[Any]:
-    import torch
-
-    torch.set_num_threads(1)  # the cores are used by the pieces
-    return load_experiment(task.module).compute(task.settings)
+def _numbered(number: int, compute: Callable[[T], R], task: T) -> tuple[int, R | Failure]:
+    return number, attempt(compute, task)
 
 
-def _numbered(number: int, task: Task) -> tuple[int, Result[Any] | Failure]:
-    return number, work(task)
+def _store(store: Callable[[T], object], task: T) -> None:
+    store(task)  # and nothing to return: submitit would pickle it
 
 
-def _compute_and_save(out: Path, task: Task) -> None:
-    storage.save(out, load_experiment(task.module), _compute(task))
-
-
-def _collect(out: Path, task: Task, job: Any) -> Result[Any] | Failure:
-    # The piece is read from the store; submitit's pickled return value is left alone.
-    experiment = load_experiment(task.module)
+def _collect(work: Work[T, R], task: T, job: Any) -> R | Failure:
+    # The result is read from the store; submitit's pickled return value is left alone.
     for _ in range(10):  # a network file system may show a new file late
-        try:
-            found = storage.load(out, experiment, task.settings)
-        except storage.PieceError as error:
-            return Failure(str(error))
+        found = attempt(work.find, task)
         if found is not None:
             return found
         time.sleep(0.2)
