@@ -43,7 +43,7 @@ def test_a_look_is_what_the_model_computes(here: Path) -> None:
     ids = torch.tensor([tokenizer.encode(TEXTS[1]).ids])
     assert seen.tokens == ("[CLS]", "superb", "actor", "##s", "!", "a", "grand", "[SEP]")
     assert seen.left_out == 6 and not model.every_row
-    probabilities = model(ids)[0].softmax(dim=0)
+    probabilities = model(ids)[0].softmax(dim=0).detach()
     assert seen.probability == pytest.approx(float(probabilities.max()), abs=1e-6)
     assert seen.predicted == ("negative", "positive")[int(probabilities.argmax())]
     first, last = attention_maps(model, ids)
@@ -98,7 +98,8 @@ def test_wrong_use_is_told(here: Path, capsys: Any, arguments: list[str], says: 
 
 
 def test_the_page_needs_nothing_else_and_is_escaped(here: Path) -> None:
-    seen = look(load_run("run").model, wordpiece([*VOCABULARY, "<", "/"], 8), "a </")
+    words = [{"very": "<", "not": "/"}.get(word, word) for word in VOCABULARY]
+    seen = look(load_run("run").model, wordpiece(words, 8), "a </")
     assert seen.tokens[2:4] == ("<", "/")
     html = render_attention([seen], "</title><b>run</b>")
     elements = Elements(html)
