@@ -10,13 +10,23 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from mirrorhead.commands.attention import Attention
+from mirrorhead.commands.collect import Collect
 from mirrorhead.commands.errors import UserError
+from mirrorhead.commands.evaluate import Evaluate
 from mirrorhead.commands.reproduce import Reproduce
 from mirrorhead.commands.sweep import Sweep
 from mirrorhead.commands.train import Train
 from mirrorhead.version import __version__
 
-COMMANDS = {"reproduce": Reproduce, "sweep": Sweep, "train": Train}
+COMMANDS = {
+    "reproduce": Reproduce,
+    "train": Train,
+    "sweep": Sweep,
+    "evaluate": Evaluate,
+    "collect": Collect,
+    "attention": Attention,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,13 +1,19 @@
 """What a trained model's weights and attention look like, beside what people point at."""
 
 from mirrorhead.analysis.entropy import normalized_entropy as normalized_entropy
+from mirrorhead.analysis.measures import Material as Material
+from mirrorhead.analysis.measures import measure as measure
 from mirrorhead.analysis.people import EditScores as EditScores
 from mirrorhead.analysis.people import RationaleScores as RationaleScores
 from mirrorhead.analysis.people import at_random as at_random
+from mirrorhead.analysis.people import attention_rollout as attention_rollout
 from mirrorhead.analysis.people import cls_attention as cls_attention
 from mirrorhead.analysis.people import gradient_times_input as gradient_times_input
 from mirrorhead.analysis.people import score_edits as score_edits
 from mirrorhead.analysis.people import score_rationales as score_rationales
+from mirrorhead.analysis.results import SweepError as SweepError
+from mirrorhead.analysis.results import collect as collect
+from mirrorhead.analysis.rollout import rollout as rollout
 from mirrorhead.analysis.selection import average_precision as average_precision
 from mirrorhead.analysis.selection import iou_f1 as iou_f1
 from mirrorhead.analysis.selection import mass as mass

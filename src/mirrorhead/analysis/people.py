@@ -2,19 +2,21 @@
 
 What is scored is fixed here, before any test set is looked at: attention of [CLS] in the last
 layer, mean over heads. Baselines are scored by the same code: random scores, and gradient
-times input.
+times input. Attention of other layers and heads, and attention rollout, are here to look at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mirrorhead.analysis.rollout import pick, rollout
 from mirrorhead.analysis.selection import (
     average_precision,
     iou_f1,
@@ -25,12 +27,12 @@ from mirrorhead.analysis.selection import (
 )
 from mirrorhead.data.cad import Pairs, edited
 from mirrorhead.data.eraser import Rationales
-from mirrorhead.models.maps import attention_maps
+from mirrorhead.models.maps import all_rows, attention_maps
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-#: From token numbers of one text, (1, T), to a score of at least 0 for each, (T,).
+#: From token numbers of texts, (b, T), 0 for padding, to a score of at least 0 for each, (b, T).
 Scorer = Callable[[Tensor], np.ndarray]
 
 
@@ -57,12 +59,23 @@ class EditScores:
     chance: float
 
 
-def cls_attention(model: nn.Module) -> Scorer:
-    """What [CLS] looks at in the last layer, mean over heads."""
+def cls_attention(model: nn.Module, layer: int = -1, heads: Sequence[int] | None = None) -> Scorer:
+    """What [CLS] looks at: in the last layer and as a mean over heads, unless told otherwise."""
 
     def score(ids: Tensor) -> np.ndarray:
         maps = attention_maps(model, ids)
-        return maps[-1][0, :, 0].mean(dim=0).double().numpy()
+        weights = pick(maps, layer, heads)[:, :, 0]  # (b, heads, T)
+        return weights.mean(dim=1).double().numpy()
+
+    return score
+
+
+def attention_rollout(model: nn.Module) -> Scorer:
+    """What reaches [CLS] through all layers; see `rollout`."""
+
+    def score(ids: Tensor) -> np.ndarray:
+        with all_rows(model):
+            return rollout(attention_maps(model, ids))[:, 0].double().numpy()
 
     return score
 
@@ -81,12 +94,13 @@ def gradient_times_input(model: nn.Module, embedding: nn.Module) -> Scorer:
         was_training = model.training
         model.eval()
         try:
-            logits = model(ids)[0]
+            logits = model(ids)  # (b, classes)
         finally:
             handle.remove()
             model.train(was_training)
-        (gradient,) = torch.autograd.grad(logits.max(), kept[0])
-        return (gradient * kept[0]).sum(dim=-1)[0].detach().abs().double().numpy()
+        # Texts do not meet: the gradient of the sum has each one's own.
+        (gradient,) = torch.autograd.grad(logits.max(dim=1).values.sum(), kept[0])
+        return (gradient * kept[0]).sum(dim=-1).detach().abs().double().numpy()
 
     return score
 
@@ -94,7 +108,7 @@ def gradient_times_input(model: nn.Module, embedding: nn.Module) -> Scorer:
 def at_random(seed: int = 0) -> Scorer:
     """Scores that know nothing."""
     rng = np.random.default_rng(seed)
-    return lambda ids: rng.random(ids.shape[1])
+    return lambda ids: rng.random(tuple(ids.shape))
 
 
 def score_rationales(
@@ -102,29 +116,37 @@ def score_rationales(
 ) -> RationaleScores:
     """How well the scorer finds the words that people marked.
 
-    A word has the scores of its pieces, added up; words beyond the tokenizer's max_length have 0.
-    For the measures that need a choice, the `share` of words with the highest scores is chosen:
-    take the share marked in training. Comprehensiveness is how much the probability of the
-    predicted class falls without the chosen words, sufficiency how much it falls with them alone.
-    Documents with nothing marked are left out.
+    A document longer than the tokenizer's max_length is read in windows, as few and as even as
+    can be, so that every word has a score: the scores of its pieces, added up. For the measures
+    that need a choice, the `share` of words with the highest scores is chosen: take the share
+    marked in training. Comprehensiveness is how much the probability of the predicted class
+    falls without the chosen words, sufficiency how much it falls with them alone; the
+    probability for a document is the mean over its windows. Documents with nothing marked are
+    left out.
     """
     rows = []
     for words, marked in zip(rationales.words, rationales.marked, strict=True):
         if not marked.any():
             continue
-        found = tokenizer.encode(list(words), is_pretokenized=True)
-        ids = torch.tensor([found.ids])
-        scores = word_scores(scorer(ids), found.word_ids, len(words))
+        windows = _windows(words, tokenizer)
+        given = scorer(_padded([ids for ids, _ in windows]))
+        scores = np.zeros(len(words))
+        for (ids, places), row in zip(windows, given, strict=True):
+            scores += word_scores(row[: len(ids)], places, len(words))
         chosen = top(scores, share)
-        inside = np.array([w is not None and bool(chosen[w]) for w in found.word_ids])
-        special = np.array([w is None for w in found.word_ids])
+        before = _probabilities(model, [ids for ids, _ in windows])
+        best = int(before.argmax())
+        without, alone = (
+            _probabilities(model, [_kept(*window, keep) for window in windows])
+            for keep in (~chosen, chosen)
+        )
         rows.append(
             (
                 average_precision(scores, marked),
                 token_f1(chosen, marked),
                 iou_f1(chosen, marked),
-                _fall(model, ids, ~inside),
-                _fall(model, ids, inside | special),
+                float(before[best] - without[best]),
+                float(before[best] - alone[best]),
                 float(marked.mean()),
             )
         )
@@ -137,7 +159,7 @@ def score_edits(scorer: Scorer, pairs: Pairs, tokenizer: Tokenizer) -> EditScore
     """How well the scorer finds the tokens of originals that had to change to flip the label.
 
     [CLS] and [SEP] are not candidates. Pairs in which nothing was changed before the texts are
-    cut off are left out.
+    cut off are left out. A scorer that gives 0 to a whole text is taken as flat there.
     """
     rows = []
     for one, two in zip(pairs.original.texts, pairs.revision.texts, strict=True):
@@ -145,7 +167,8 @@ def score_edits(scorer: Scorer, pairs: Pairs, tokenizer: Tokenizer) -> EditScore
         changed = edited(original[1:-1], revision[1:-1])[0]
         if not changed.any():
             continue
-        scores = scorer(torch.tensor([original]))[1:-1]
+        scores = scorer(torch.tensor([original]))[0, 1:-1]
+        scores = scores if scores.any() else np.ones_like(scores)
         rows.append(
             (average_precision(scores, changed), mass(scores, changed), float(changed.mean()))
         )
@@ -154,13 +177,48 @@ def score_edits(scorer: Scorer, pairs: Pairs, tokenizer: Tokenizer) -> EditScore
     return EditScores(len(rows), *np.mean(rows, axis=0).tolist())
 
 
+#: Token numbers of a part of a document, and the word that each is a piece of ([CLS]: None).
+Window = tuple[list[int], list[int | None]]
+
+
+def _windows(words: Sequence[str], tokenizer: Tokenizer) -> list[Window]:
+    """A document in the least number of parts that the model can read, as long as each other."""
+    found = tokenizer.encode(list(words), is_pretokenized=True)
+    parts = [found, *found.overflowing]
+    first, last = found.ids[0], found.ids[-1]  # [CLS], [SEP]
+    pieces = [
+        (token, word)
+        for part in parts
+        for token, word in zip(part.ids, part.word_ids, strict=True)
+        if word is not None
+    ]
+    cuts = np.linspace(0, len(pieces), len(parts) + 1).round().astype(int)
+    return [
+        (
+            [first, *(token for token, _ in pieces[a:b]), last],
+            [None, *(word for _, word in pieces[a:b]), None],
+        )
+        for a, b in pairwise(cuts)
+    ]
+
+
+def _kept(ids: list[int], places: list[int | None], keep: np.ndarray) -> list[int]:
+    """A window with the words to keep alone, [CLS] and [SEP] always."""
+    return [i for i, word in zip(ids, places, strict=True) if word is None or keep[word]]
+
+
 @torch.no_grad()
-def _fall(model: nn.Module, ids: Tensor, kept: np.ndarray) -> float:
-    """How much the probability of the predicted class falls if only some tokens are kept."""
+def _probabilities(model: nn.Module, windows: Sequence[list[int]]) -> Tensor:
+    """Of each class, mean over windows: (classes,)."""
     was_training = model.training
     model.eval()
-    before = model(ids)[0].softmax(dim=0)
-    after = model(ids[:, torch.from_numpy(kept)])[0].softmax(dim=0)
+    logits = model(_padded(windows))
     model.train(was_training)
-    best = int(before.argmax())
-    return float(before[best] - after[best])
+    return logits.softmax(dim=1).mean(dim=0)
+
+
+def _padded(windows: Sequence[list[int]]) -> Tensor:
+    rows = np.zeros((len(windows), max(map(len, windows))), dtype=np.int64)
+    for row, ids in zip(rows, windows, strict=True):
+        row[: len(ids)] = ids
+    return torch.from_numpy(rows)

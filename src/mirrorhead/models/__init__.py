@@ -2,6 +2,7 @@
 
 from mirrorhead.models.attention import SelfAttention as SelfAttention
 from mirrorhead.models.huggingface import HuggingFaceClassifier as HuggingFaceClassifier
+from mirrorhead.models.maps import all_rows as all_rows
 from mirrorhead.models.maps import attention_maps as attention_maps
 from mirrorhead.models.text import TextClassifier as TextClassifier
 from mirrorhead.models.text import TextSettings as TextSettings

@@ -8,7 +8,8 @@ them from the same queries and keys; the model and its result are not touched.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -52,6 +53,29 @@ def attention_maps(
     if wanted is not None and not wanted <= set(range(listener.calls)):
         raise ValueError(f"layers must be from 0 to {listener.calls - 1}, got {sorted(wanted)}")
     return listener.maps
+
+
+@contextmanager
+def all_rows(model: nn.Module) -> Iterator[None]:
+    """While it lasts, the last block of a model here has a row for every token, not [CLS] alone.
+
+    Models of Hugging Face always have them all, and are left as they are.
+
+    >>> from mirrorhead.models.text import TextClassifier, TextSettings
+    >>> model = TextClassifier(TextSettings(vocabulary=9, dim=8, hidden=16, layers=1, heads=2))
+    >>> with all_rows(model):
+    ...     attention_maps(model, torch.tensor([[2, 5, 6, 3]]))[0].shape
+    torch.Size([1, 2, 4, 4])
+    """
+    switched: Any = model if hasattr(model, "every_row") else None
+    before = switched.every_row if switched is not None else None
+    try:
+        if switched is not None:
+            switched.every_row = True
+        yield
+    finally:
+        if switched is not None:
+            switched.every_row = before
 
 
 def attention_weights(
