@@ -119,7 +119,7 @@ def test_without_matplotlib(
 
     real = importlib.util.find_spec
     monkeypatch.setattr(
-        "mirrorhead.commands.reproduce.find_spec",
+        "mirrorhead.commands.entries.find_spec",
         lambda name: None if name == "matplotlib" else real(name),
     )
     assert main(["reproduce", "--out", str(tmp_path)]) == 2

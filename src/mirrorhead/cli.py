@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from mirrorhead.commands.errors import UserError
+from mirrorhead.commands.report import Report
 from mirrorhead.commands.reproduce import Reproduce
 from mirrorhead.commands.train import Train
 from mirrorhead.version import __version__
 
-COMMANDS = {"reproduce": Reproduce, "train": Train}
+COMMANDS = {"reproduce": Reproduce, "report": Report, "train": Train}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
