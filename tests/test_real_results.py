@@ -152,18 +152,18 @@ SGD, ADAM11, ADAM15, ADAMW = "SGD, momentum", "MirrorAdam p=1.1", "MirrorAdam p=
     ("claim", "levels", "holds"),
     [
         ("table-1", {P11: HIGH, P3: MIDDLE, P2: LOW}, "holds"),
-        ("table-1", {P11: HIGH, P3: HIGH, P2: LOW}, "holds with a remark"),
+        ("table-1", {P11: HIGH, P3: HIGH, P2: LOW}, "does not hold"),
         ("table-1", {P11: HIGH, P3: LOW, P2: LOW}, "holds with a remark"),
         ("table-1", {}, "does not hold"),  # nothing is told apart
         ("table-1", {P11: MIDDLE, P3: HIGH, P2: LOW}, "does not hold"),  # 3 before 1.1
-        ("table-1", {P11: HIGH, P3: LOW, P2: MIDDLE}, "does not hold"),  # 2 before 3
+        ("table-1", {P11: HIGH, P3: LOW, P2: MIDDLE}, "holds with a remark"),  # 2 before 3
         ("table-1-momentum", {P11: HIGH, P3: MIDDLE, SGD: LOW}, "holds"),
-        ("table-1-momentum", {P11: HIGH, P3: HIGH, SGD: LOW}, "holds with a remark"),
+        ("table-1-momentum", {P11: HIGH, P3: LOW, SGD: LOW}, "holds with a remark"),
         ("table-1-momentum", {P11: HIGH, P3: MIDDLE, P2: LOW, SGD: HIGH}, "does not hold"),
         ("figure-8", {P11: SPARSE, P2: DENSE}, "holds"),
         ("figure-8", {P11: Level(large=800)}, "holds with a remark"),
         ("figure-8", {P11: Level(large=1200, sparsity=0.6)}, "does not hold"),
-        ("figure-8", {P11: Level(large=800, sparsity=0.4)}, "does not hold"),
+        ("figure-8", {P11: Level(large=800, sparsity=0.4)}, "holds with a remark"),
         ("token-selection", {P11: Level(selection=0.35)}, "holds"),
         ("token-selection", {P2: Level(selection=0.35)}, "does not hold"),
         ("token-selection", {P3: Level(selection=0.25)}, "does not hold"),  # 2 is what matters
@@ -200,7 +200,7 @@ def test_secondary_measures_alone_make_a_remark(tmp_path: Path) -> None:
     entry = judge_claim(loaded(tmp_path, content), claim)
     assert entry.word == "holds with a remark"
     assert entry.verdict
-    remark = "Not told apart: ERASER val, AUPRC of attention, MD p=1.1 and MD p=2."
+    remark = "Not as claimed: ERASER val, AUPRC of attention, MD p=1.1 and MD p=2, not told apart."
     assert entry.verdict.remark == remark
     content = made_up("cifar10", **{P11: SPARSE})
     for rival in content["rivals"]:

@@ -6,8 +6,8 @@ interval is on the claimed side, the other way if the whole interval is on the o
 not told apart.
 
     holds                 all comparisons are as claimed
-    holds with a remark   those that the claim rests on are; some of the others are not told apart
-    does not hold         one that it rests on is not as claimed, or any is the other way
+    holds with a remark   those that the claim rests on are; the remark names the others
+    does not hold         one that it rests on is not as claimed
 
 "About as accurate" is: above the other less `MARGIN`.
 """
@@ -30,8 +30,8 @@ MARGIN = 0.01
 RULE = (
     "A comparison is of means over seeds. It is as claimed if Welch's 95 % interval of the"
     " difference lies wholly on the claimed side. The claim holds if all its comparisons are as"
-    " claimed; with a remark if those that it rests on are, and none of the others is the other"
-    f" way; and else does not hold. About as accurate: less than {100 * MARGIN:g} point below."
+    " claimed, with a remark if only those are that it rests on, and else does not hold."
+    f" About as accurate: less than {100 * MARGIN:g} point below."
 )
 
 
@@ -104,15 +104,14 @@ def compare(study: Study, asked: Comparison) -> Compared:
 
 def rule(compared: Sequence[Compared]) -> tuple[Holds, str]:
     """The verdict of a claim from its comparisons, and the remark."""
-    broken = [c for c in compared if c.outcome == "the other way"]
-    missed = [c for c in compared if c.outcome == "not told apart"]
-    if broken or any(c.asked.rests for c in missed):
+    missed = [c for c in compared if c.outcome != "as claimed"]
+    if any(c.asked.rests for c in missed):
         return "does not hold", ""
     if missed:
-        remark = "; ".join(
-            f"{c.asked.measure.name}, {c.asked.one} and {c.asked.two}" for c in missed
-        )
-        return "holds with a remark", f"Not told apart: {remark}."
+        named = [
+            f"{c.asked.measure.name}, {c.asked.one} and {c.asked.two}, {c.outcome}" for c in missed
+        ]
+        return "holds with a remark", f"Not as claimed: {'; '.join(named)}."
     return "holds", ""
 
 
@@ -239,7 +238,7 @@ ACCURACY = Measure(
 def _order(best: str, middle: str, last: str) -> tuple[Comparison, ...]:
     return (
         Comparison(ACCURACY, best, last),
-        Comparison(ACCURACY, best, middle, rests=False),
+        Comparison(ACCURACY, best, middle),
         Comparison(ACCURACY, middle, last, rests=False),
     )
 
@@ -262,8 +261,9 @@ def _prunes(one: str, two: str, rests: bool = True) -> tuple[Comparison, ...]:
 CLAIMS = (
     Claim(
         "table-1", "imdb", "Table 1: p = 1.1 generalises best",
-        "On IMDb, mirror descent with p = 1.1 is more accurate on test data than with p = 3, and"
-        " that more than gradient descent, p = 2 (Section 4, Table 1).",
+        "On IMDb, mirror descent with p = 1.1 is more accurate on test data than gradient descent,"
+        " p = 2, and than p = 3 (Section 4, Table 1); and p = 3 more than p = 2 (Table 1 for model"
+        " sizes 3 and 4, not 6).",
         _order("MD p=1.1", "MD p=3", "MD p=2"),
     ),
     Claim(
