@@ -9,8 +9,10 @@ A rival has levels, around which its runs scatter by the seed:
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -32,9 +34,9 @@ class Level:
     entropy: float = 0.9
 
 
-def made_up(study: str, seed: int = 0, **levels: Level) -> dict[str, Any]:
+def made_up(study: str, levels: Mapping[str, Level] = MappingProxyType({})) -> dict[str, Any]:
     """The content of a file; levels by the rival's name, all others at the default."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     asked = STUDIES[study]
     rivals = []
     for name, rules in asked.rivals.items():
@@ -95,6 +97,7 @@ def _run(seed: int, level: Level, rng: np.random.Generator, *, texts: bool) -> d
         "seed": seed, "best_epoch": int(rng.integers(3, 6)),
         "train_accuracy": 0.9, "validation_accuracy": 0.86,
         "test_accuracy": _near(level.accuracy, rng), "measures": measures,
+        "diverged": False, "seconds_per_epoch": 20.0 + seed,
     }  # fmt: skip
 
 

@@ -32,10 +32,6 @@ def loaded(tmp_path: Path, content: dict[str, Any]) -> Study:
     return load_study(write(tmp_path, content))
 
 
-def study(tmp_path: Path, name: str, **levels: Level) -> Study:
-    return loaded(tmp_path, made_up(name, **levels))
-
-
 def test_a_file_is_read_as_it_is(tmp_path: Path) -> None:
     found = loaded(tmp_path, IMDB)
     assert [rival.name for rival in found.rivals] == [r["name"] for r in IMDB["rivals"]]
@@ -185,14 +181,14 @@ def test_each_claim_can_come_out_each_way(
     tmp_path: Path, claim: str, levels: dict[str, Level], holds: str
 ) -> None:
     chosen = next(one for one in CLAIMS if one.name == claim)
-    entry = judge_claim(study(tmp_path, chosen.study, **levels), chosen)
+    entry = judge_claim(loaded(tmp_path, made_up(chosen.study, levels)), chosen)
     assert entry.word == holds and entry.table is not None
     assert len(entry.table.rows) == len(chosen.comparisons)
 
 
 def test_secondary_measures_alone_make_a_remark(tmp_path: Path) -> None:
     """Selection and sparsity of a ViT: blur what the claim does not rest on."""
-    content = made_up("imdb", **{P11: Level(selection=0.35)})
+    content = made_up("imdb", {P11: Level(selection=0.35)})
     for rival in content["rivals"]:
         for k, run in enumerate(rival["runs"]):
             run["measures"]["eraser"]["val"]["attention"]["auprc"] = 0.1 * k
@@ -202,7 +198,7 @@ def test_secondary_measures_alone_make_a_remark(tmp_path: Path) -> None:
     assert entry.verdict
     remark = "Not as claimed: ERASER val, AUPRC of attention, MD p=1.1 and MD p=2, not told apart."
     assert entry.verdict.remark == remark
-    content = made_up("cifar10", **{P11: SPARSE})
+    content = made_up("cifar10", {P11: SPARSE})
     for rival in content["rivals"]:
         for k, run in enumerate(rival["runs"]):
             run["measures"]["weights"]["value"]["hoyer"] = 0.1 * k
@@ -242,8 +238,40 @@ def test_a_claim_without_its_runs_is_not_finished(tmp_path: Path) -> None:
     content["rivals"][1]["runs"] = content["rivals"][1]["runs"][:1]
     content["rivals"][0]["name"] = P11
     found = loaded(tmp_path, content)
-    assert "MD p=2 has 1 run" in judge_claim(found, CLAIMS[0]).failure
+    assert "at least 2 runs, MD p=2 has 1" in judge_claim(found, CLAIMS[0]).failure
     assert all(table.rows for table in tables(found))  # and everything else is still there
+
+
+def test_seeds_that_diverged_are_left_out_and_named(tmp_path: Path) -> None:
+    content = made_up("imdb", {P11: HIGH})
+    run = content["rivals"][0]["runs"][3]
+    content["rivals"][0]["runs"][3] = dict.fromkeys(run) | {"seed": 3, "diverged": True}
+    found = loaded(tmp_path, content)
+    assert found.rivals[0].diverged == (3,) and len(found.rivals[0].runs) == 4
+    entry = judge_claim(found, CLAIMS[0])
+    assert entry.verdict
+    assert entry.verdict.measured.endswith("Left out, for they diverged: seeds 3 of MD p=1.1.")
+    assert tables(found)[0].rows[0][-1].text == "4 (1 diverged)"
+    content["rivals"][0]["runs"][2]["diverged"] = None
+    with pytest.raises(ResultsError, match=r"runs\[2\]\.diverged must be true or false, got null"):
+        loaded(tmp_path, content)
+
+
+def test_weights_that_are_all_zero_have_no_index(tmp_path: Path) -> None:
+    content = made_up("imdb")
+    for k in (0, 8):  # MD p=1.1, proximal l1
+        content["rivals"][k]["runs"][1]["measures"]["weights"]["key"] |= {
+            "large": 0,
+            "gini": None,
+            "hoyer": None,
+        }
+    found = loaded(tmp_path, content)
+    weights = next(table for table in tables(found) if table.name == "imdb-weights")
+    assert [cell.text for cell in weights.rows[8]][4] == "–"
+    assert [cell.text for cell in weights.rows[8]][1] != "–"
+    claim = next(one for one in CLAIMS if one.name == "figure-8")
+    failure = "Gini index of K: there is none in a run of MD p=1.1, all weights are 0"
+    assert failure in judge_claim(found, claim).failure
 
 
 def test_tables_say_what_the_file_has(tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ def test_a_verdict_is_a_word_and_a_colour_that_can_be_read(page: Page) -> None:
 def real_file(entries: list[Entry], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report with both studies, their numbers made up."""
     folder = tmp_path_factory.mktemp("real")
-    write(folder, made_up("imdb", **{"MD p=1.1": Level(accuracy=0.9), "AdamW": Level(falls=0)}))
+    write(folder, made_up("imdb", {"MD p=1.1": Level(accuracy=0.9), "AdamW": Level(falls=0)}))
     write(folder, made_up("cifar10"))
     path = folder / "report.html"
     parts = [part(study) for study in load_studies(folder)]

@@ -36,7 +36,8 @@ def test_from_nothing_to_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert report(tmp_path) == 0
     printed = capsys.readouterr()
     assert printed.out.endswith(f"report: {page}\n") and "example-1" in printed.out
-    assert "cifar10.json is not there. To make its runs: mirrorhead sweep cifar10" in printed.err
+    made = f"mirrorhead sweep cifar10 && mirrorhead collect runs/cifar10 --out {tmp_path}/results/"
+    assert f"cifar10.json is not there. To make the runs and collect them: {made}" in printed.err
     rest = ",".join(name for name in ORDER if name != "example-1")
     again = f"mirrorhead reproduce --only {rest} --out {out}"
     assert again in printed.err and again in page.read_text()

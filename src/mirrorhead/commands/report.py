@@ -87,7 +87,7 @@ class Report:
         for name in STUDIES:
             if name not in {study.name for study in studies}:
                 path = self.results / f"{name}.json"
-                found.append(
-                    (f"{path} is not there. To make its runs:", f"mirrorhead sweep {name}")
-                )
+                command = f"mirrorhead sweep {name} && mirrorhead collect runs/{name} --out"
+                what = f"{path} is not there. To make the runs and collect them:"
+                found.append((what, f"{command} {shlex.quote(str(path))}"))
         return found

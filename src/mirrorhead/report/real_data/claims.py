@@ -20,7 +20,7 @@ from statistics import fmean
 
 from mirrorhead.experiments.base import Holds, Verdict
 from mirrorhead.report.entry import Entry
-from mirrorhead.report.real_data.results import KINDS, Rival, Run, Study
+from mirrorhead.report.real_data.results import KINDS, Run, Study
 from mirrorhead.report.real_data.statistics import Difference, Outcome, outcome, welch
 from mirrorhead.report.tables import Cell, Table, number, word
 
@@ -40,7 +40,7 @@ class Measure:
     """A number of a run, how to write it, and whether the claim is that it is higher."""
 
     name: str
-    of: Callable[[Run], float]
+    of: Callable[[Run], float | None]
     digits: int = 3
     scale: float = 1.0
     unit: str = ""
@@ -94,8 +94,7 @@ class Compared:
 
 def compare(study: Study, asked: Comparison) -> Compared:
     """Compute a comparison; a ValueError says why it cannot be."""
-    of = asked.measure.of
-    one, two = (_rival(study, name).values(of) for name in (asked.one, asked.two))
+    one, two = (_values(study, name, asked.measure) for name in (asked.one, asked.two))
     difference = welch(one, two)
     claimed = difference if asked.measure.higher else welch(two, one)
     found = outcome(claimed, asked.margin)
@@ -127,7 +126,8 @@ def judge_claim(study: Study, claim: Claim) -> Entry:
             claim.name, claim.title, claim.text, None, study.command, failure=failure, about=about
         )
     holds, remark = rule(compared)
-    verdict = Verdict(claim.text, _measured(compared), holds, remark)
+    measured = _measured(compared) + _left_out(study, claim)
+    verdict = Verdict(claim.text, measured, holds, remark)
     return Entry(
         claim.name, claim.title, claim.text, None, study.command, verdict=verdict,
         table=_table(claim, compared), about=about,
@@ -142,15 +142,30 @@ def claims_of(study: Study) -> list[Claim]:
 _OUTCOMES: tuple[Outcome, ...] = ("as claimed", "not told apart", "the other way")
 
 
-def _rival(study: Study, name: str) -> Rival:
-    found = next((rival for rival in study.rivals if rival.name == name), None)
-    if found is None:
+def _values(study: Study, name: str, measure: Measure) -> list[float]:
+    """The measure of each run of a rival; a ValueError says what is missing."""
+    rival = next((rival for rival in study.rivals if rival.name == name), None)
+    if rival is None:
         raise ValueError(f"{study.name} has no rival {name}")
-    if found.chosen is None:
+    if rival.chosen is None:
         raise ValueError(f"{name} has no runs: every learning rate diverged")
-    if len(found.runs) < 2:
-        raise ValueError(f"{name} has {len(found.runs)} run; an interval needs at least 2")
-    return found
+    if len(rival.runs) < 2:
+        raise ValueError(f"an interval needs at least 2 runs, {name} has {len(rival.runs)}")
+    values = [value for value in rival.values(measure.of) if value is not None]
+    if len(values) < len(rival.runs):
+        raise ValueError(f"{measure.name}: there is none in a run of {name}, all weights are 0")
+    return values
+
+
+def _left_out(study: Study, claim: Claim) -> str:
+    """Seeds that diverged are not in the means: that must be said."""
+    names = {name for c in claim.comparisons for name in (c.one, c.two)}
+    rivals = [rival for rival in study.rivals if rival.name in names and rival.diverged]
+    return "".join(
+        f" Left out, for they diverged: seeds {', '.join(map(str, rival.diverged))} of"
+        f" {rival.name}."
+        for rival in rivals
+    )
 
 
 def _measured(compared: Sequence[Compared]) -> str:
@@ -211,7 +226,7 @@ def _weights(index: str, kind: str, *, higher: bool = True) -> Measure:
     names = {"large": "weights ≥ 0.06", "gini": "Gini index", "hoyer": "Hoyer index"}
     return Measure(
         f"{names[index]} of {kind[0].upper()}",
-        lambda run: float(getattr(run.measures.weights[kind], index)),
+        lambda run: getattr(run.measures.weights[kind], index),
         digits=0 if index == "large" else 3,
         higher=higher,
     )

@@ -31,11 +31,14 @@ class ResultsError(ValueError):
 
 @dataclass(frozen=True)
 class Weights:
-    """All key, query or value weights of a model: how many are large, how sparse, how spread."""
+    """All key, query or value weights of a model: how many are large, how sparse, how spread.
+
+    Indices of sparsity are None where all weights are 0.
+    """
 
     large: int
-    gini: float
-    hoyer: float
+    gini: float | None
+    hoyer: float | None
     edges: tuple[float, ...]
     counts: tuple[int, ...]
 
@@ -58,7 +61,7 @@ class Measures:
 
 @dataclass(frozen=True)
 class Run:
-    """A final run: the epoch that validation chose, accuracies there, measures."""
+    """A final run: the epoch that validation chose, accuracies there, measures, time."""
 
     seed: int
     best_epoch: int
@@ -66,6 +69,7 @@ class Run:
     validation_accuracy: float
     test_accuracy: float
     measures: Measures
+    seconds_per_epoch: float | None = None
 
 
 @dataclass(frozen=True)
@@ -77,17 +81,24 @@ class Tried:
     validation_accuracy: float | None
 
 
+N = TypeVar("N")
+
+
 @dataclass(frozen=True)
 class Rival:
-    """An optimizer: what tuning tried and chose (None if all diverged), and the final runs."""
+    """An optimizer: what tuning tried and chose (None if all diverged), and the final runs.
+
+    Seeds with which the chosen settings diverged have no run.
+    """
 
     name: str
     chosen: OptimizerSettings | None
     tried: tuple[Tried, ...]
     runs: tuple[Run, ...]
+    diverged: tuple[int, ...] = ()
 
-    def values(self, of: Callable[[Run], float]) -> tuple[float, ...]:
-        """A number of each run."""
+    def values(self, of: Callable[[Run], N]) -> tuple[N, ...]:
+        """What each run has."""
         return tuple(of(run) for run in self.runs)
 
 
@@ -154,12 +165,16 @@ def load_study(path: Path) -> Study:
 
 def _rival(place: _Place, *, texts: bool) -> Rival:
     chosen = None if place["chosen"].value is None else _settings(place["chosen"])
-    runs = tuple(_run(run, texts=texts) for run in place["runs"].each())
-    _check_distinct(place["runs"], [run.seed for run in runs])
-    if bool(runs) != (chosen is not None):
+    places = {run["seed"].whole(): run for run in place["runs"].each()}
+    _check_distinct(place["runs"], [run["seed"].value for run in place["runs"].each()])
+    if bool(places) != (chosen is not None):
         place["runs"].fail("must have a run exactly if a learning rate was chosen")
+    diverged = [
+        seed for seed, run in places.items() if "diverged" in run and run["diverged"].flag()
+    ]
+    runs = tuple(_run(run, texts=texts) for seed, run in places.items() if seed not in diverged)
     tried = tuple(_tried(each) for each in place["tried"].each(least=1))
-    return Rival(place["name"].text(), chosen, tried, runs)
+    return Rival(place["name"].text(), chosen, tried, runs, tuple(diverged))
 
 
 def _tried(place: _Place) -> Tried:
@@ -176,6 +191,9 @@ def _run(place: _Place, *, texts: bool) -> Run:
         validation_accuracy=place["validation_accuracy"].number(0, 1),
         test_accuracy=place["test_accuracy"].number(0, 1),
         measures=_measures(place["measures"], texts=texts),
+        seconds_per_epoch=place["seconds_per_epoch"].number_or_null()
+        if "seconds_per_epoch" in place
+        else None,
     )
 
 
@@ -211,7 +229,11 @@ def _weights(place: _Place) -> Weights:
     if len(counts) % 2 or uneven > 1e-6 * edges[-1]:
         place["histogram"]["edges"].fail("must be symmetric about 0, which is one of them")
     return Weights(
-        place["large"].whole(), place["gini"].number(), place["hoyer"].number(), edges, counts
+        place["large"].whole(),
+        place["gini"].number_or_null(),
+        place["hoyer"].number_or_null(),
+        edges,
+        counts,
     )
 
 
@@ -219,7 +241,7 @@ def _settings(place: _Place) -> OptimizerSettings:
     try:
         return OptimizerSettings(**place.table())
     except (TypeError, ValueError) as error:
-        place.fail(f"are no settings of an optimizer: {error}")
+        return place.fail(f"are no settings of an optimizer: {error}")
 
 
 def _check_distinct(place: _Place, names: list[Any]) -> None:
@@ -259,6 +281,9 @@ class _Place:
             raise ResultsError(f"{self.file}{inner} is missing")
         return _Place(self.value[key], self.file, inner)
 
+    def __contains__(self, key: str) -> bool:
+        return key in self.table()
+
     def each(self, least: int = 0) -> Iterator[_Place]:
         if not isinstance(self.value, list) or len(self.value) < least:
             self._expected(f"a list of at least {least}" if least else "a list")
@@ -274,6 +299,9 @@ class _Place:
                 f"a number{limits if high == math.inf else f' from {low:g} to {high:g}'}"
             )
         return float(value)
+
+    def number_or_null(self) -> float | None:
+        return None if self.value is None else self.number()
 
     def whole(self, least: int = 0) -> int:
         if not isinstance(self.value, int) or isinstance(self.value, bool) or self.value < least:

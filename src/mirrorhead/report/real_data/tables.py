@@ -47,15 +47,17 @@ def _accuracy(study: Study) -> Table:
                 _percent(rival, lambda run: run.validation_accuracy),
                 _percent(rival, lambda run: run.train_accuracy),
                 between(rival.values(lambda run: run.best_epoch), 0),
-                number(len(rival.runs), 0),
+                _seconds(rival),
+                _seeds(rival),
             )
         )
     columns = ("Rival", "lr", "Test %", "Lowest to highest", "Validation %", "Train %")
     return Table(
         f"{study.name}-accuracy", "Accuracy",
-        (*columns, "Best epoch", "Seeds"), tuple(rows),
+        (*columns, "Best epoch", "Seconds an epoch", "Seeds"), tuple(rows),
         f"{PLUS_MINUS} The epoch with the best validation accuracy; train accuracy is of the"
-        " pass that was trained on.",
+        " pass that was trained on. Seconds are the median epoch's, on one thread, mean over"
+        " seeds.",
     )  # fmt: skip
 
 
@@ -104,7 +106,7 @@ def _weights(study: Study) -> Table:
         (
             word(rival.name),
             *(
-                mean(rival.values(lambda run, i=index, k=kind: _index(run, k, i)), digits)
+                _defined(rival.values(lambda run, i=index, k=kind: _index(run, k, i)), digits)
                 for index, _, digits in indices
                 for kind in KINDS
             ),
@@ -114,7 +116,8 @@ def _weights(study: Study) -> Table:
     columns = ("Rival", *(f"{name} {kind[0].upper()}" for _, name, _ in indices for kind in KINDS))
     note = (
         "Weights of the key, query and value maps: how many are 0.06 and above in size (Figure"
-        f" 8), Gini and Hoyer index (0 if all are equal, 1 if one has everything). {PLUS_MINUS}"
+        " 8), Gini and Hoyer index (0 if all are equal, 1 if one has everything; none where a run"
+        f" has all of them 0). {PLUS_MINUS}"
     )
     return Table(f"{study.name}-weights", "Sparsity of attention", columns, tuple(rows), note)
 
@@ -192,5 +195,22 @@ def _percent(rival: Rival, of: Callable[[Run], float]) -> Cell:
     return mean(rival.values(of), 2, 100)
 
 
-def _index(run: Run, kind: str, index: str) -> float:
-    return float(getattr(run.measures.weights[kind], index))
+def _index(run: Run, kind: str, index: str) -> float | None:
+    return getattr(run.measures.weights[kind], index)
+
+
+def _defined(values: Sequence[float | None], digits: int) -> Cell:
+    """The mean, if all runs have one."""
+    found = [value for value in values if value is not None]
+    return mean(found, digits) if len(found) == len(values) else NOTHING
+
+
+def _seconds(rival: Rival) -> Cell:
+    found = [s for s in rival.values(lambda run: run.seconds_per_epoch) if s is not None]
+    return mean(found, 1)
+
+
+def _seeds(rival: Rival) -> Cell:
+    """How many runs; and how many seeds diverged, which means leave out."""
+    diverged = f" ({len(rival.diverged)} diverged)" if rival.diverged else ""
+    return Cell(f"{len(rival.runs)}{diverged}", len(rival.runs))
