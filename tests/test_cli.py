@@ -55,7 +55,7 @@ def test_help_answers_before_anything_heavy_is_imported() -> None:
     program = f"""
 import sys
 from mirrorhead.cli import main
-for arguments in (["--help"], ["reproduce", "--help"]):
+for arguments in (["--help"], ["reproduce", "--help"], ["report", "--help"]):
     try:
         main(arguments)
     except SystemExit as end:
@@ -64,6 +64,7 @@ assert not {HEAVY} & set(sys.modules), {HEAVY} & set(sys.modules)
 """
     text = fresh(program)
     assert "reproduce" in text and "--only" in text and "example-1" in text
+    assert "--markdown" in text
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,7 +120,7 @@ def test_without_matplotlib(
 
     real = importlib.util.find_spec
     monkeypatch.setattr(
-        "mirrorhead.commands.reproduce.find_spec",
+        "mirrorhead.commands.entries.find_spec",
         lambda name: None if name == "matplotlib" else real(name),
     )
     assert main(["reproduce", "--out", str(tmp_path)]) == 2

@@ -16,6 +16,9 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from mirrorhead.experiments import load
 from mirrorhead.experiments.base import Verdict
 from mirrorhead.report import Entry, judged, render, unfinished, write_report
+from mirrorhead.report.real_data import part
+from mirrorhead.report.real_data.results import load_studies
+from results_cases import Level, made_up, write
 
 TOY = load("toy_experiment")
 # Without a sandbox, since tests may run as root; the others keep the browser off the network.
@@ -41,6 +44,22 @@ def page_file(entries: list[Entry], tmp_path_factory: pytest.TempPathFactory) ->
     path = tmp_path_factory.mktemp("report") / "report.html"
     write_report(path, entries)
     return path
+
+
+# Of an element against what is behind it.
+CONTRAST = """element => {
+  const rgb = (colour) => colour.match(/[\\d.]+/g).map(Number);
+  const light = (colour) => {
+    const [r, g, b] = colour.slice(0, 3).map((c) => c / 255)
+      .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  let behind = element;
+  while (rgb(getComputedStyle(behind).backgroundColor)[3] === 0) behind = behind.parentElement;
+  const [one, two] = [getComputedStyle(element).color, getComputedStyle(behind).backgroundColor]
+    .map((colour) => light(rgb(colour))).sort((a, b) => b - a);
+  return (one + 0.05) / (two + 0.05);
+}"""
 
 
 class Elements(HTMLParser):
@@ -111,10 +130,16 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture(params=[(1200, "light"), (390, "light"), (390, "dark")], ids=str)
+SCREENS = [(1200, "light"), (390, "light"), (390, "dark")]
+
+
+@pytest.fixture(params=SCREENS, ids=str)
 def page(request: Any, browser: Browser, page_file: Path) -> Iterator[Page]:
     """The report, opened; whatever the browser complains of fails the test."""
-    width, colours = request.param
+    yield from opened(browser, page_file, *request.param)
+
+
+def opened(browser: Browser, page_file: Path, width: int, colours: Any) -> Iterator[Page]:
     page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=colours)
     complaints: list[str] = []
     page.on("console", lambda message: complaints.append(message.text))
@@ -180,20 +205,80 @@ def test_the_table_sorts(page: Page) -> None:
 @pytest.mark.slow
 def test_a_verdict_is_a_word_and_a_colour_that_can_be_read(page: Page) -> None:
     """Contrast of every verdict against what is behind it, as WCAG asks of text: 4.5."""
-    contrast = """element => {
-      const rgb = (colour) => colour.match(/[\\d.]+/g).map(Number);
-      const light = (colour) => {
-        const [r, g, b] = colour.slice(0, 3).map((c) => c / 255)
-          .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
-        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-      };
-      let behind = element;
-      while (rgb(getComputedStyle(behind).backgroundColor)[3] === 0) behind = behind.parentElement;
-      const [one, two] = [getComputedStyle(element).color, getComputedStyle(behind).backgroundColor]
-        .map((colour) => light(rgb(colour))).sort((a, b) => b - a);
-      return (one + 0.05) / (two + 0.05);
-    }"""
     found = page.locator(".verdict:visible, .kicker, .about p, dd, td:visible, footer p").all()
     assert len(found) > 20
     for element in found:
-        assert element.evaluate(contrast) >= 4.5, element.inner_text()
+        assert element.evaluate(CONTRAST) >= 4.5, element.inner_text()
+
+
+@pytest.fixture(scope="module")
+def real_file(entries: list[Entry], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report with both studies, their numbers made up."""
+    folder = tmp_path_factory.mktemp("real")
+    write(folder, made_up("imdb", {"MD p=1.1": Level(accuracy=0.9), "AdamW": Level(falls=0)}))
+    write(folder, made_up("cifar10"))
+    path = folder / "report.html"
+    parts = [part(study) for study in load_studies(folder)]
+    write_report(path, entries[:2], parts, [("Figure 4 <is> not there.", "mirrorhead reproduce")])
+    return path
+
+
+@pytest.fixture(params=SCREENS, ids=str)
+def real_page(request: Any, browser: Browser, real_file: Path) -> Iterator[Page]:
+    yield from opened(browser, real_file, *request.param)
+
+
+@pytest.mark.slow
+def test_a_browser_shows_real_data(real_page: Page) -> None:
+    page = real_page
+    for heading in ("IMDb: is a review positive?", "CIFAR-10: what is in a picture?"):
+        assert page.get_by_role("heading", name=heading).is_visible()
+    # Claims stand in the list of verdicts with all others, and lead to their place.
+    assert page.locator("table.verdicts tbody tr").count() == 2 + 6 + 2
+    page.get_by_role("link", name="Figure 8: p = 1.1 has sparser weights").click()
+    assert page.url.endswith("#figure-8")
+    assert page.locator("#figure-8 .verdict").inner_text() in ("holds", "does not hold")
+    assert page.locator("#figure-8 table.numbers tbody tr").count() == 9
+    # Figures are drawn, described and explained.
+    figures = page.locator("section.study figure")
+    assert figures.count() == 4 + 3
+    for figure in figures.all():
+        figure.scroll_into_view_if_needed()
+        box = figure.locator("svg[role=img]").bounding_box()
+        assert box is not None and box["width"] > 300 and box["height"] > 100
+        assert len(figure.locator("figcaption").inner_text()) > 40
+    # Wide tables scroll by themselves, under a first column that stays; the page does not.
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    name = page.locator("#imdb table.numbers").nth(3).locator("tbody th").first
+    name.scroll_into_view_if_needed()
+    before = name.bounding_box()
+    region = page.get_by_role("region", name="Sparsity of attention").first
+    region.evaluate("element => element.scrollTo(10000, 0)")
+    assert region.evaluate("element => element.scrollLeft") > 0
+    after = name.bounding_box()
+    assert before and after and abs(before["x"] - after["x"]) < 2
+    assert page.get_by_text("Figure 4 <is> not there.").is_visible()
+    for word in ("p.note", "figcaption", "#imdb td.number", "#figure-8 .about p", "#missing p"):
+        assert page.locator(word).first.evaluate(CONTRAST) >= 4.5, word
+
+
+@pytest.mark.slow
+def test_numbers_sort_as_numbers(real_page: Page) -> None:
+    table = real_page.locator("#imdb table.numbers").first
+    button = table.get_by_role("button", name="Test %")
+    rows = table.locator("tbody tr")
+    names = rows.locator("th").all_inner_texts()
+    assert names[0] == "MD p=1.1"
+    button.click()
+    values = [
+        float(text.split(" ")[0]) for text in rows.locator("td:nth-child(3)").all_inner_texts()
+    ]
+    assert values == sorted(values) and rows.locator("th").all_inner_texts()[-1] == "MD p=1.1"
+    button.click()
+    assert rows.locator("th").all_inner_texts()[0] == "MD p=1.1"
+    # Rates from 0.00003 to 1, and a name has no number.
+    table.get_by_role("button", name="lr").click()
+    rates = [float(text) for text in rows.locator("td:nth-child(2)").all_inner_texts()]
+    assert rates == sorted(rates)
+    table.get_by_role("button", name="Rival").click()
+    assert rows.locator("th").all_inner_texts() == sorted(names, key=str.lower)

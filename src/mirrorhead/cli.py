@@ -14,6 +14,7 @@ from mirrorhead.commands.attention import Attention
 from mirrorhead.commands.collect import Collect
 from mirrorhead.commands.errors import UserError
 from mirrorhead.commands.evaluate import Evaluate
+from mirrorhead.commands.report import Report
 from mirrorhead.commands.reproduce import Reproduce
 from mirrorhead.commands.sweep import Sweep
 from mirrorhead.commands.train import Train
@@ -26,6 +27,7 @@ COMMANDS = {
     "evaluate": Evaluate,
     "collect": Collect,
     "attention": Attention,
+    "report": Report,
 }
 
 

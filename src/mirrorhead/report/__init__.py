@@ -6,19 +6,20 @@ import re
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
 
 from markupsafe import Markup
 
-from mirrorhead.experiments.base import Experiment, Holds, Result, TrialSettings, Verdict
 from mirrorhead.files import write_atomically
-from mirrorhead.report.figure import inline_svg, style
+from mirrorhead.report.entry import WORDS
+from mirrorhead.report.entry import Entry as Entry
+from mirrorhead.report.entry import judged as judged
+from mirrorhead.report.entry import unfinished as unfinished
+from mirrorhead.report.real_data import Part
+from mirrorhead.report.real_data.claims import RULE
 from mirrorhead.version import __version__
 
 HERE = Path(__file__).parent
-WORDS = (*get_args(Holds), "not finished")
 GENERATOR = "mirrorhead"
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -27,75 +28,35 @@ class ReportError(ValueError):
     """The report cannot be written there."""
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One experiment in the report; verdict and figure are None where it did not finish."""
-
-    name: str
-    title: str
-    claim: str
-    settings: TrialSettings
-    command: str
-    seconds: float = 0.0
-    verdict: Verdict | None = None
-    figure: Markup | None = None
-    failure: str = ""
-
-    @property
-    def word(self) -> str:
-        """The verdict in a word or two."""
-        return self.verdict.holds if self.verdict else "not finished"
-
-    @property
-    def rank(self) -> int:
-        """What fails comes first when sorted by verdict."""
-        return ("not finished", *reversed(get_args(Holds))).index(self.word)
-
-
-def judged(experiment: Experiment, result: Result[Any], command: str) -> Entry:
-    """Draw and judge a result."""
-    import matplotlib
-
-    with matplotlib.rc_context(style()):
-        verdict = experiment.verdict(result)
-        figure = experiment.draw(result)
-        alt = f"{experiment.title}. Measured: {verdict.measured}"
-        svg = inline_svg(figure, f"figure-of-{experiment.name}", alt)
-    return Entry(
-        experiment.name,
-        experiment.title,
-        verdict.claim,
-        result.settings,
-        command,
-        result.seconds,
-        verdict,
-        svg,
-    )
-
-
-def unfinished(
-    experiment: Experiment, settings: TrialSettings, command: str, failure: str
-) -> Entry:
-    """An experiment that has no result, and why."""
-    return Entry(
-        experiment.name, experiment.title, experiment.claim, settings, command, failure=failure
-    )
-
-
 def check_free(path: Path) -> None:
     """A file of that name that is no report of ours is not overwritten."""
     if path.exists() and f'content="{GENERATOR} ' not in path.read_text("utf-8", "replace")[:2000]:
         raise ReportError(f"{path} is no report of {GENERATOR}; choose another --out, or move it")
 
 
-def write_report(path: Path, entries: Sequence[Entry]) -> None:
+def write_report(
+    path: Path,
+    entries: Sequence[Entry],
+    parts: Sequence[Part] = (),
+    missing: Sequence[tuple[str, str]] = (),
+) -> None:
     """Write the page, in place of an older one."""
     check_free(path)
-    write_atomically(path, render(entries).encode())
+    write_atomically(path, render(entries, parts, missing).encode())
 
 
-def render(entries: Sequence[Entry]) -> str:
-    """The page as HTML."""
+def render(
+    entries: Sequence[Entry],
+    parts: Sequence[Part] = (),
+    missing: Sequence[tuple[str, str]] = (),
+) -> str:
+    """The page as HTML.
+
+    Args:
+        entries: the experiments.
+        parts: studies on real data, with claims of their own.
+        missing: what is not in the page, and the command that would make it.
+    """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -106,11 +67,17 @@ def render(entries: Sequence[Entry]) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"duration": duration, "powers": powers, "setting": setting}
-    counts = Counter(entry.word for entry in entries)
+    everything = [*entries, *(entry for part in parts for entry in part.entries)]
+    counts = Counter(entry.word for entry in everything)
     return environment.get_template("report.html.j2").render(
         entries=entries,
+        parts=parts,
+        missing=missing,
+        verdict_rule=RULE,
+        everything=everything,
+        number_of={entry.name: k for k, entry in enumerate(everything, start=1)},
         counts=[(word, counts[word]) for word in WORDS if counts[word]],
-        seconds=sum(entry.seconds for entry in entries),
+        seconds=sum(entry.seconds for entry in everything),
         written=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         generator=GENERATOR,
         version=__version__,
