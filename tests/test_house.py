@@ -17,6 +17,7 @@ PACKAGE = ROOT / "src" / "mirrorhead"
 ORDER = [
     "version",
     "files",
+    "compiled",
     "potential",
     "losses",
     "attention",
@@ -42,6 +43,7 @@ ORDER = [
     "margin.certificate",
     "margin.step",
     "margin.form",
+    "margin.compiled",
     "margin.interior_point",
     "margin.limits",
     "margin.nuclear",
