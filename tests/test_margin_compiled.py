@@ -25,8 +25,8 @@ def both(*data, p, **options):
     """The solution by the kernel, after it was compared with torch's."""
     problem = attention_constraints(*data, mask=options.get("mask"))
     assert compiled.serves(problem.A, FIRST)  # the tests run where there is a compiler
-    fast = mh.attention_svm(*data, p, **options)
-    slow = in_torch(lambda: mh.attention_svm(*data, p, **options))
+    fast = mh.attention_svm(*data, p=p, **options)
+    slow = in_torch(lambda: mh.attention_svm(*data, p=p, **options))
     assert fast.status == slow.status
     assert fast.check(*data, mask=options.get("mask"))
     # Both norms are within their gaps of the best one.

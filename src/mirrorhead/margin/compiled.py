@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -109,19 +110,17 @@ def _library() -> ctypes.CDLL | None:
         + [ctypes.c_double] * 2
         + [ctypes.c_int, ctypes.POINTER(_Rule)]
     )
-    from scipy.linalg import cython_blas, cython_lapack
-
     library.use_lapack(
-        _address(cython_blas, "dgemm"),
-        _address(cython_lapack, "dpotrf"),
-        _address(cython_lapack, "dpotrs"),
+        _address("scipy.linalg.cython_blas", "dgemm"),
+        _address("scipy.linalg.cython_lapack", "dpotrf"),
+        _address("scipy.linalg.cython_lapack", "dpotrs"),
     )
     return library
 
 
-def _address(module: object, name: str) -> int:
+def _address(module: str, name: str) -> int:
     """Where one of scipy's BLAS and LAPACK routines is, from the capsule that Cython reads."""
-    capsule = module.__pyx_capi__[name]  # pyright: ignore[reportAttributeAccessIssue]
+    capsule = importlib.import_module(module).__pyx_capi__[name]
     name_of = ctypes.pythonapi.PyCapsule_GetName
     name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.py_object]
     pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
