@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mirrorhead.margin import compiled
 from mirrorhead.margin.arithmetic import BATCH, Vector
 from mirrorhead.margin.form import Form, Rows, gap_of
 from mirrorhead.margin.operator import Blocks
@@ -108,6 +109,8 @@ def _run_parts(
     left: Tensor,
 ) -> Tensor:
     """Run the problems named by `left`, as many at a time as memory allows; what is left."""
+    if len(left) and compiled.serves(A, pace):
+        return _run_compiled(A, b, p, tol, pace, start, result, left)
     still = []
     for index in left.split(part_size(A, pace.dense)) if len(left) else ():
         everything = len(index) == A.batch
@@ -116,6 +119,34 @@ def _run_parts(
         with np.errstate(all="ignore"):  # as torch does: what is lost shows in the gap
             still.append(index[_run(rows, p, tol, pace, near, result, index)])
     return torch.cat(still) if still else left
+
+
+def _run_compiled(
+    A: Blocks,
+    b: Tensor,
+    p: float,
+    tol: float,
+    pace: Pace,
+    start: tuple[Tensor, Tensor] | None,
+    result: Outcome,
+    left: Tensor,
+) -> Tensor:
+    """The same by the compiled kernel."""
+    if len(left) < A.batch:
+        A, b = A.take(left), b[left]
+        start = None if start is None else (start[0][left], start[1][left])
+    brisk = pace.brisk and A.rows >= BRISK
+    # Row by row, not block by block, fewer would stay: the bound makes up for it.
+    narrowing = compiled.Narrowing(NARROW_BELOW if brisk else 0.0, 2 * LOOSE, WORTH)
+    ended = compiled.run(A, b, p, tol, pace, start, INFEASIBLE, narrowing)
+    result.iterations[left] += ended.iterations
+    known = ~ended.lost
+    at = left[known]
+    result.w[at], result.lam[at], result.gap[at] = (
+        x[known] for x in (ended.w, ended.lam, ended.gap)
+    )
+    result.infeasible[at] = ended.infeasible[known]
+    return left[~(ended.solved | ended.infeasible)]
 
 
 def _run(

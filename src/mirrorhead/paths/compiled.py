@@ -1,32 +1,25 @@
 """The normalized rule in C: hundreds of times faster than a loop of torch calls for one trial.
 
-kernel.c holds the whole loop. It is compiled on first use by the C compiler of the machine, in
-about a second, and kept in the user's cache. Where there is no compiler, or the problem is not
-of the plain kind (one head, labels +-1, no padding, on a CPU), `descend` takes the same steps
-in torch. The two agree to rounding.
+kernel.c holds the whole loop. Where there is no compiler, or the problem is not of the plain kind
+(one head, labels +-1, no padding, on a CPU), `descend` takes the same steps in torch. The two
+agree to rounding.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from mirrorhead.attention import AttentionProblem
+from mirrorhead.compiled import load
 from mirrorhead.losses import LOSSES
 from mirrorhead.potential import dual_exponent, inverse_exponent, snap
 
 SOURCE = Path(__file__).with_name("kernel.c")
-FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fopenmp-simd", "-fPIC", "-shared")
 
 
 def can_compile(problem: AttentionProblem) -> bool:
@@ -71,44 +64,11 @@ def _padded(x: Tensor) -> Tensor:
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    compiler = next(filter(None, map(shutil.which, (os.environ.get("CC", ""), "cc", "gcc"))), None)
-    if compiler is None:
+    library = load(SOURCE)
+    if library is None:
         return None
-    try:
-        library = ctypes.CDLL(str(_build(compiler)))
-    except (OSError, subprocess.SubprocessError):
-        return None  # no room, no headers, another kind of compiler: torch does it, too
     double, size = ctypes.c_double, ctypes.c_long
     library.normalized_descent.argtypes = (
         [ctypes.c_void_p] * 5 + [size] * 7 + [double] * 3 + [ctypes.c_int]
     )
     return library
-
-
-def _build(compiler: str) -> Path:
-    """The shared library, compiled unless the cache has it for this source and processor."""
-    key = hashlib.sha256(SOURCE.read_bytes() + " ".join((compiler, *FLAGS)).encode())
-    key.update(platform.machine().encode() + _processor())
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mirrorhead"
-    target = home / f"kernel-{key.hexdigest()[:16]}.so"
-    if target.exists():
-        return target
-    home.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=home, suffix=".so")
-    os.close(handle)
-    try:
-        command = [compiler, *FLAGS, str(SOURCE), "-o", temporary, "-lm"]
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
-        os.replace(temporary, target)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
-    return target
-
-
-def _processor() -> bytes:
-    """What -march=native depends on: a cache may be shared by machines of several kinds."""
-    try:
-        lines = Path("/proc/cpuinfo").read_bytes().splitlines()
-    except OSError:
-        return platform.processor().encode()
-    return next((line for line in lines if line.startswith((b"flags", b"Features"))), b"")

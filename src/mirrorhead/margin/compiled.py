@@ -1,0 +1,128 @@
+"""The interior point method in C, for problems whose systems are small enough to factor.
+
+kernel.c holds all steps of one problem; the torch calls that it does without are most of a small
+problem's time. It takes BLAS and LAPACK from scipy, at the addresses that scipy gives to Cython.
+Where there is no compiler, or a problem is large or on a GPU, `interior_point.py` takes the same
+steps in torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mirrorhead.compiled import load
+from mirrorhead.margin.operator import Blocks
+from mirrorhead.margin.step import Pace
+from mirrorhead.margin.systems import DENSE_LIMIT, system_kind
+
+SOURCE = Path(__file__).with_name("kernel.c")
+
+
+@dataclass(frozen=True)
+class Narrowing:
+    """When rows are left out, and which; the names are explained in `interior_point.py`."""
+
+    below: float
+    loose: float
+    worth: float
+
+
+class _Rule(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_double) for name in ("factor", "threshold", "floor", "infeasible")),
+        *((name, ctypes.c_double) for name in ("narrow_below", "loose", "worth")),
+        ("iterations", ctypes.c_int64),
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class Ended:
+    """Where the runs of a batch ended; w, lam and gap say nothing where `lost`."""
+
+    w: Tensor  # (B, N)
+    lam: Tensor  # (B, m)
+    gap: Tensor  # (B,)
+    solved: Tensor  # (B,) bool, as the next two
+    infeasible: Tensor
+    lost: Tensor
+    iterations: Tensor  # (B,)
+
+
+def serves(A: Blocks, pace: Pace) -> bool:
+    """Whether the kernel solves problems of this size and place, and can be had here."""
+    small = A.rows <= DENSE_LIMIT and system_kind(A, pace.dense) == "rows"
+    return small and A.left.device.type == "cpu" and _library() is not None
+
+
+def run(
+    A: Blocks,
+    b: Tensor,
+    p: float,
+    tol: float,
+    pace: Pace,
+    start: tuple[Tensor, Tensor] | None,
+    infeasible: float,
+    narrowing: Narrowing,
+) -> Ended:
+    """All problems of a batch, one after the other, each until it ends."""
+    library = _library()
+    assert library is not None, "call serves first"
+    B, n, R, a = A.left.shape
+    c = A.right.shape[2]
+    data = [x.contiguous() for x in (A.left, A.right, b)]
+    w = b.new_zeros(B, A.columns) if start is None else start[0].clone()
+    lam = torch.zeros_like(b) if start is None else start[1].clone()
+    gap = b.new_empty(B)
+    verdict, iterations = (torch.empty(B, dtype=torch.int64) for _ in range(2))
+    rule = _Rule(
+        pace.factor,
+        pace.threshold,
+        pace.floor,
+        infeasible,
+        narrowing.below,
+        narrowing.loose,
+        narrowing.worth,
+        pace.iterations,
+    )
+    pointers = [x.data_ptr() for x in (*data, w, lam, gap, verdict, iterations)]
+    sizes = (B, n, R, a, c)
+    if library.solve_margins(*pointers, *sizes, p, tol, start is not None, ctypes.byref(rule)):
+        raise MemoryError("no memory for the working space of one problem")
+    return Ended(w, lam, gap, verdict == 1, verdict == 2, verdict == 3, iterations)
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    library = load(SOURCE)
+    if library is None:
+        return None
+    library.use_lapack.argtypes = [ctypes.c_void_p] * 3
+    library.solve_margins.argtypes = (
+        [ctypes.c_void_p] * 8
+        + [ctypes.c_int64] * 5
+        + [ctypes.c_double] * 2
+        + [ctypes.c_int, ctypes.POINTER(_Rule)]
+    )
+    library.use_lapack(
+        _address("scipy.linalg.cython_blas", "dgemm"),
+        _address("scipy.linalg.cython_lapack", "dpotrf"),
+        _address("scipy.linalg.cython_lapack", "dpotrs"),
+    )
+    return library
+
+
+def _address(module: str, name: str) -> int:
+    """Where one of scipy's BLAS and LAPACK routines is, from the capsule that Cython reads."""
+    capsule = importlib.import_module(module).__pyx_capi__[name]
+    name_of = ctypes.pythonapi.PyCapsule_GetName
+    name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.py_object]
+    pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    return pointer_of(capsule, name_of(capsule))
