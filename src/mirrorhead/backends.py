@@ -176,17 +176,20 @@ def interrupts() -> Iterator[Callable[[], bool]]:
 def _deaf_children() -> Iterator[None]:
     """Processes started here never see Ctrl-C, which a terminal sends to them as well.
 
-    One that is still importing would print a traceback. The mask is inherited; this process
-    gets what came meanwhile at the end.
+    They inherit that it is ignored; a mask alone would not do, as Python's own resource tracker
+    lifts it. Meanwhile it is held back from this process, which gets it at the end.
     """
-    if not hasattr(signal, "pthread_sigmask"):
+    main = threading.current_thread() is threading.main_thread()
+    if not main or not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _numbered(number: int, compute: Callable[[T], R], task: T) -> tuple[int, R | Failure]:
