@@ -56,8 +56,8 @@ def _accuracy(study: Study) -> Table:
         f"{study.name}-accuracy", "Accuracy",
         (*columns, "Best epoch", "Seconds an epoch", "Seeds"), tuple(rows),
         f"{PLUS_MINUS} The epoch with the best validation accuracy; train accuracy is of the"
-        " pass that was trained on. Seconds are the median epoch's, on one thread, mean over"
-        " seeds.",
+        " pass that was trained on. Seconds are those of the fastest epoch of all seeds, on one"
+        " thread: other work on the machine can only add.",
     )  # fmt: skip
 
 
@@ -207,7 +207,7 @@ def _defined(values: Sequence[float | None], digits: int) -> Cell:
 
 def _seconds(rival: Rival) -> Cell:
     found = [s for s in rival.values(lambda run: run.seconds_per_epoch) if s is not None]
-    return mean(found, 1)
+    return number(min(found), 1) if found else NOTHING
 
 
 def _seeds(rival: Rival) -> Cell:
