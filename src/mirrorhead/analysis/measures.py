@@ -44,8 +44,8 @@ from mirrorhead.training.runs import Run
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-#: Goes up with every change of what a measure is; older ones are then computed again.
-FORMAT = 1
+#: Goes up with every change of what a part measures; older ones are then computed again.
+FORMATS = {"eraser": 2, "cad": 2}
 SHARES = (0.5, 0.8, 0.9, 0.95)
 BINS = 60
 CAD_SPLITS = ("dev", "test")
@@ -165,7 +165,7 @@ def check_parts(run: Run, parts: Sequence[str] | None = None) -> list[str]:
 
 def stamp(folder: Path, material: Material, part: str) -> str:
     """A name that changes with anything that changes a part's measures."""
-    digest = hashlib.sha256(f"mirrorhead measures {FORMAT}, {part}\n".encode())
+    digest = hashlib.sha256(f"mirrorhead measures {FORMATS.get(part, 1)}, {part}\n".encode())
     digest.update((folder / "best.safetensors").read_bytes())
     digest.update(material.digest(part).encode())
     return digest.hexdigest()[:32]

@@ -30,7 +30,7 @@ from mirrorhead.data.eraser import Rationales
 from mirrorhead.models.maps import all_rows, attention_maps
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from tokenizers import Encoding, Tokenizer
 
 #: From token numbers of texts, (b, T), 0 for padding, to a score of at least 0 for each, (b, T).
 Scorer = Callable[[Tensor], np.ndarray]
@@ -105,10 +105,26 @@ def gradient_times_input(model: nn.Module, embedding: nn.Module) -> Scorer:
     return score
 
 
-def at_random(seed: int = 0) -> Scorer:
+class AtRandom:
+    """A scorer that knows nothing: uniform numbers, one for each token or one for each word.
+
+    Numbers of pieces, added up, would prefer long words, which are marked more often.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self._rng = np.random.default_rng(seed)
+
+    def __call__(self, ids: Tensor) -> np.ndarray:
+        return self._rng.random(tuple(ids.shape))
+
+    def words(self, count: int) -> np.ndarray:
+        """Scores of so many words."""
+        return self._rng.random(count)
+
+
+def at_random(seed: int = 0) -> AtRandom:
     """Scores that know nothing."""
-    rng = np.random.default_rng(seed)
-    return lambda ids: rng.random(tuple(ids.shape))
+    return AtRandom(seed)
 
 
 def score_rationales(
@@ -129,10 +145,7 @@ def score_rationales(
         if not marked.any():
             continue
         windows = _windows(words, tokenizer)
-        given = scorer(_padded([ids for ids, _ in windows]))
-        scores = np.zeros(len(words))
-        for (ids, places), row in zip(windows, given, strict=True):
-            scores += word_scores(row[: len(ids)], places, len(words))
+        scores = _scores_of_words(scorer, windows, len(words))
         chosen = top(scores, share)
         before = _probabilities(model, [ids for ids, _ in windows])
         best = int(before.argmax())
@@ -155,19 +168,31 @@ def score_rationales(
     return RationaleScores(len(rows), *np.mean(rows, axis=0).tolist())
 
 
+def _scores_of_words(scorer: Scorer, windows: Sequence[Window], count: int) -> np.ndarray:
+    if isinstance(scorer, AtRandom):
+        return scorer.words(count)
+    given = scorer(_padded([ids for ids, _ in windows]))
+    scores = np.zeros(count)
+    for (ids, places), row in zip(windows, given, strict=True):
+        scores += word_scores(row[: len(ids)], places, count)
+    return scores
+
+
 def score_edits(scorer: Scorer, pairs: Pairs, tokenizer: Tokenizer) -> EditScores:
     """How well the scorer finds the tokens of originals that had to change to flip the label.
 
-    [CLS] and [SEP] are not candidates. Pairs in which nothing was changed before the texts are
-    cut off are left out. A scorer that gives 0 to a whole text is taken as flat there.
+    [CLS] and [SEP] are not candidates. Whole texts are compared: cut ones would show what a longer
+    revision pushed out as edited. Pairs in which nothing was changed before the original is cut
+    off are left out. A scorer that gives 0 to a whole text is taken as flat there.
     """
     rows = []
     for one, two in zip(pairs.original.texts, pairs.revision.texts, strict=True):
-        original, revision = tokenizer.encode(one).ids, tokenizer.encode(two).ids
-        changed = edited(original[1:-1], revision[1:-1])[0]
+        original, revision = tokenizer.encode(one), tokenizer.encode(two)
+        read = len(original.ids) - 2
+        changed = edited(_whole(original), _whole(revision))[0][:read]
         if not changed.any():
             continue
-        scores = scorer(torch.tensor([original]))[0, 1:-1]
+        scores = scorer(torch.tensor([original.ids]))[0, 1:-1]
         scores = scores if scores.any() else np.ones_like(scores)
         rows.append(
             (average_precision(scores, changed), mass(scores, changed), float(changed.mean()))
@@ -175,6 +200,11 @@ def score_edits(scorer: Scorer, pairs: Pairs, tokenizer: Tokenizer) -> EditScore
     if not rows:
         raise ValueError("pairs has no pair with an edit")
     return EditScores(len(rows), *np.mean(rows, axis=0).tolist())
+
+
+def _whole(found: Encoding) -> list[int]:
+    """Token numbers of a text, those beyond max_length too, without [CLS] and [SEP]."""
+    return [i for part in (found, *found.overflowing) for i in part.ids[1:-1]]
 
 
 #: Token numbers of a part of a document, and the word that each is a piece of ([CLS]: None).
