@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from data_slices import make_cifar10
 from mirrorhead.analysis import (
     Material,
-    SweepError,
+    RecordError,
     average_precision,
     collect,
     gini,
@@ -149,7 +149,7 @@ def test_what_is_measured_is_kept_until_something_changes(
     second = measured(folder, slices, "weights", "cad", told=told)
     assert told[4:] == ["weights", "cad"] and second["weights"] != first["weights"]
     # Another meaning, and a file that is damaged.
-    monkeypatch.setattr(module, "FORMAT", module.FORMAT + 1)
+    monkeypatch.setattr(module, "FORMATS", dict.fromkeys(module.MEASURES, 9))
     measured(folder, slices, "weights", told=told)
     for junk in ("{", "[]", '{"measures": 1}', '{"measures": {}, "stamps": {"weights": "x"}}'):
         (folder / "measures.json").write_text(junk)
@@ -188,7 +188,7 @@ def test_a_sweep_is_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         "preset": "laptop-vit",
         "epochs": 1,
         "batch_size": 50,
-        "command": "mirrorhead sweep cifar10",
+        "command": "mirrorhead sweep cifar10 --rival ... --seeds 0 1 --epochs 1",
     }
     assert found["sizes"] == {"train": 30, "validation": 30, "test": 12}
     assert "validation accuracy chooses" in found["rule"] and "baselines" not in found
@@ -225,7 +225,8 @@ def test_texts_have_a_baseline_at_random(
         finals.append({"run": f"run{seed}", "seed": seed, "diverged": False, "test_accuracy": 0.5})
     finals.append({"run": "gone", "seed": 2, "diverged": True})
     tuned = [{"name": "SGD", "chosen": {"lr": 0.1}, "tried": [], "final": finals}]
-    record = {"asked": {"preset": "laptop", "epochs": None}, "rule": "none", "tuned": tuned}
+    asked = {"preset": "laptop", "epochs": None, "seeds": [0], "rivals": {}}
+    record = {"asked": asked, "rule": "none", "tuned": tuned}
     (root / "sweep-0.json").write_text(json.dumps(record))
     found = collect(root, tmp_path / "imdb.json", data=slices, partial=True)
     runs = found["rivals"][0]["runs"]
@@ -240,17 +241,18 @@ def test_texts_have_a_baseline_at_random(
 
 
 def test_what_is_no_sweep_is_refused(tmp_path: Path, slices: Path) -> None:
-    with pytest.raises(SweepError, match=r"has no sweep-\.\.\.\.json"):
+    with pytest.raises(RecordError, match=r"has no sweep-\.\.\.\.json"):
         collect(tmp_path, tmp_path / "out.json")
     for name in ("sweep-a.json", "sweep-b.json"):
         (tmp_path / name).write_text("{}")
-    with pytest.raises(SweepError, match=r"2 sweeps: give one of sweep-a\.json, sweep-b\.json"):
+    with pytest.raises(RecordError, match=r"2 sweeps: give one of sweep-a\.json, sweep-b\.json"):
         collect(tmp_path, tmp_path / "out.json")
-    with pytest.raises(SweepError, match=r"sweep-a\.json is no record of a sweep"):
+    with pytest.raises(RecordError, match=r"sweep-a\.json is no record of a sweep"):
         collect(tmp_path / "sweep-a.json", tmp_path / "out.json")
     final = [{"run": "gone", "seed": 0, "diverged": False}]
     tuned = [{"name": "SGD", "chosen": {"lr": 0.1}, "tried": [], "final": final}]
-    record = {"asked": {"preset": "laptop", "epochs": None}, "rule": "none", "tuned": tuned}
+    asked = {"preset": "laptop", "epochs": None, "seeds": [0], "rivals": {}}
+    record = {"asked": asked, "rule": "none", "tuned": tuned}
     (tmp_path / "sweep-a.json").write_text(json.dumps(record))
     with pytest.raises(RunError, match=r"gone has no preset\.json"):
         collect(tmp_path / "sweep-a.json", tmp_path / "out.json", data=slices, partial=True)

@@ -161,12 +161,20 @@ def test_edits_are_found_in_originals(tmp_path: Path) -> None:
     assert found.chance == pytest.approx(1 / 3)
 
 
-def test_scores_at_random_are_chance() -> None:
+def test_what_a_longer_revision_pushes_out_is_not_edited(tmp_path: Path) -> None:
+    make_cad(tmp_path, [("a dull film film plot the", "a grand grand grand film film plot the")])
+    pairs = load_cad("test", tmp_path, partial=True)
+    found = score_edits(sees_dull, pairs, wordpiece(VOCABULARY, max_length=7))  # 5 are read
+    assert found.chance == pytest.approx(1 / 5)
+
+
+@pytest.mark.parametrize("marked", ["plot", "plotsss"])  # one piece, and four of them
+def test_scores_at_random_are_chance(marked: str) -> None:
     rng = np.random.default_rng(0)
     documents = []
     for _ in range(300):
-        words = rng.choice(["a", "film", "plot", "dull"], 40)
-        documents.append((" ".join(words), "dull"))
+        words = rng.choice(["a", "film", "the", marked], 40)
+        documents.append((" ".join(words), marked))
     found = score_rationales(
         CountsDull(), at_random(), rationales(*documents), wordpiece(VOCABULARY), share=0.25
     )

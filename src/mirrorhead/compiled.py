@@ -25,8 +25,8 @@ def load(source: Path) -> ctypes.CDLL | None:
         return None
     try:
         return ctypes.CDLL(str(_build(compiler, source)))
-    except (OSError, subprocess.SubprocessError):
-        return None  # no room, no headers, another kind of compiler: torch does it, too
+    except (OSError, RuntimeError, subprocess.SubprocessError):
+        return None  # no home, no room, no headers, another kind of compiler: torch does it, too
 
 
 def _build(compiler: str, source: Path) -> Path:

@@ -11,7 +11,7 @@ from mirrorhead.analysis.people import cls_attention as cls_attention
 from mirrorhead.analysis.people import gradient_times_input as gradient_times_input
 from mirrorhead.analysis.people import score_edits as score_edits
 from mirrorhead.analysis.people import score_rationales as score_rationales
-from mirrorhead.analysis.results import SweepError as SweepError
+from mirrorhead.analysis.results import RecordError as RecordError
 from mirrorhead.analysis.results import collect as collect
 from mirrorhead.analysis.rollout import rollout as rollout
 from mirrorhead.analysis.selection import average_precision as average_precision

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from mirrorhead.training.settings import OptimizerSettings
 from mirrorhead.training.studies import STUDIES
 
 
-class SweepError(ValueError):
+class RecordError(ValueError):
     """The folder holds no sweep that has ended, or more than one."""
 
 
@@ -59,7 +60,7 @@ def collect(
         "epochs": record["asked"]["epochs"] or base.training.epochs,
         "batch_size": base.training.batch_size,
         "rule": record["rule"],
-        "command": f"mirrorhead sweep {study}",
+        "command": _command(study, record["asked"]),
         "sizes": sizes,
         "rivals": [_rival(one, path.parent, found) for one in record["tuned"]],
     }
@@ -76,10 +77,12 @@ def find_record(sweep: str | Path) -> Path:
         return path
     found = sorted(path.glob("sweep-*.json"))
     if not found:
-        raise SweepError(f"{path} has no sweep-....json: give the folder of a sweep that has ended")
+        raise RecordError(
+            f"{path} has no sweep-....json: give the folder of a sweep that has ended"
+        )
     if len(found) > 1:
         names = ", ".join(one.name for one in found)
-        raise SweepError(f"{path} has the records of {len(found)} sweeps: give one of {names}")
+        raise RecordError(f"{path} has the records of {len(found)} sweeps: give one of {names}")
     return found[0]
 
 
@@ -90,11 +93,27 @@ def _read(path: Path) -> dict[str, Any]:
             return record
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    raise SweepError(f"{path} is no record of a sweep")
+    raise RecordError(f"{path} is no record of a sweep")
 
 
 def _study(name: str, data: str) -> str:
     return next((study for study, about in STUDIES.items() if about.preset == name), data)
+
+
+def _command(study: str, asked: dict[str, Any]) -> str:
+    """What makes these runs again."""
+    about = STUDIES[study]
+    rivals = {name: [asdict(rule) for rule in rules] for name, rules in about.rivals.items()}
+    words = ["mirrorhead", "sweep", study]
+    if asked["preset"] != about.preset:
+        words += ["--preset", asked["preset"]]
+    if asked["rivals"] != rivals:
+        words += ["--rival", "..."]  # the record has them all
+    if tuple(asked["seeds"]) != about.seeds:
+        words += ["--seeds", *map(str, asked["seeds"])]
+    if asked["epochs"] is not None:
+        words += ["--epochs", str(asked["epochs"])]
+    return " ".join(words)
 
 
 def _rival(one: dict[str, Any], root: Path, found: dict[Path, dict[str, Any]]) -> dict[str, Any]:

@@ -46,8 +46,13 @@ class Attention:
         looks = self._looks()
         self._check(looks[0])
         if self.html is not None:
+            from mirrorhead.report import ReportError, check_free
             from mirrorhead.report.attention import render_attention
 
+            try:
+                check_free(self.html)
+            except ReportError as error:
+                raise UserError(f"--html: {error}") from error
             page = render_attention(
                 looks, self.folder.name, layer=self.layer, head=self.head, rolled=self.rollout
             )

@@ -33,7 +33,7 @@ class Collect:
         """Measure what is missing, write the file, and say where it is."""
         if self.jobs < 1:
             raise UserError(f"--jobs must be at least 1, got {self.jobs}")
-        from mirrorhead.analysis.results import SweepError, collect
+        from mirrorhead.analysis.results import RecordError, collect
         from mirrorhead.data import DataError
         from mirrorhead.training import RunError
 
@@ -41,7 +41,7 @@ class Collect:
             found = collect(
                 self.sweep, self.out, jobs=self.jobs, data=self.data, partial=self.partial
             )
-        except (SweepError, RunError, DataError, OSError) as error:
+        except (RecordError, RunError, DataError, OSError) as error:
             raise UserError(str(error)) from error
         runs = sum(len(rival["runs"]) for rival in found["rivals"])
         print(f"results of {runs} runs: {self.out}")

@@ -102,8 +102,8 @@ class Train:
             sets = self._sets(chosen, team)
             torch.manual_seed(self.seed)
             model = chosen.build().to(own_device())
-            if team.leads:
-                describe_run(folder, chosen)
+            if team.leads and not (folder / "settings.json").exists():
+                describe_run(folder, chosen)  # a folder of another run keeps its own
             outcome = train(
                 model, sets.train, sets.validation, chosen.training, folder, loggers=[Console()]
             )

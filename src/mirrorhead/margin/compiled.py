@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from mirrorhead.compiled import load
@@ -93,7 +94,11 @@ def run(
     )
     pointers = [x.data_ptr() for x in (*data, w, lam, gap, verdict, iterations)]
     sizes = (B, n, R, a, c)
-    if library.solve_margins(*pointers, *sizes, p, tol, start is not None, ctypes.byref(rule)):
+    with _blas().limit(limits=1):  # on such sizes more threads wait for each other
+        short = library.solve_margins(
+            *pointers, *sizes, p, tol, start is not None, ctypes.byref(rule)
+        )
+    if short:
         raise MemoryError("no memory for the working space of one problem")
     return Ended(w, lam, gap, verdict == 1, verdict == 2, verdict == 3, iterations)
 
@@ -110,19 +115,32 @@ def _library() -> ctypes.CDLL | None:
         + [ctypes.c_double] * 2
         + [ctypes.c_int, ctypes.POINTER(_Rule)]
     )
-    library.use_lapack(
+    routines = [
         _address("scipy.linalg.cython_blas", "dgemm"),
         _address("scipy.linalg.cython_lapack", "dpotrf"),
         _address("scipy.linalg.cython_lapack", "dpotrs"),
-    )
+    ]
+    if None in routines:
+        return None
+    library.use_lapack(*routines)
     return library
 
 
-def _address(module: str, name: str) -> int:
-    """Where one of scipy's BLAS and LAPACK routines is, from the capsule that Cython reads."""
+@functools.cache
+def _blas() -> ThreadpoolController:
+    """The BLAS libraries of this process, whose threads torch's number does not reach."""
+    return ThreadpoolController().select(user_api="blas")
+
+
+def _address(module: str, name: str) -> int | None:
+    """Where one of scipy's BLAS and LAPACK routines is, from the capsule that Cython reads.
+
+    None where its integers are not of 32 bits, as the kernel's are.
+    """
     capsule = importlib.import_module(module).__pyx_capi__[name]
     name_of = ctypes.pythonapi.PyCapsule_GetName
     name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.py_object]
     pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
     pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    return pointer_of(capsule, name_of(capsule))
+    signature = name_of(capsule)
+    return pointer_of(capsule, signature) if b"int *" in signature else None

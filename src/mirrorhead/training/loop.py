@@ -39,6 +39,8 @@ from mirrorhead.training.settings import TrainSettings
 from mirrorhead.training.team import Team, joined
 
 LOG_EVERY = 20  # steps
+#: Goes up when the same settings give other numbers: a folder is not gone on with then.
+ARITHMETIC = 2
 #: Tokens that a CPU takes at once. More would cost memory, and time to get it from the system; a
 #: larger batch is done in pieces whose gradients add up.
 TOKENS_AT_ONCE = 8_192
@@ -316,6 +318,7 @@ def _about(
     shapes = repr([(name, tuple(p.shape), str(p.dtype)) for name, p in model.named_parameters()])
     return {
         **wanted,
+        "arithmetic": ARITHMETIC,
         "model": hashlib.sha256(shapes.encode()).hexdigest()[:16],
         "examples": fingerprint(examples),
         "validation": fingerprint(validation),

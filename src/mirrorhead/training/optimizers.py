@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +26,8 @@ def build_optimizer(
     """
     params = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
     lr, decay, momentum = settings.lr, settings.weight_decay, settings.momentum
-    how: Any = {"fused": True} if fused else {}
+    ours = settings.name in ("mirror-descent", "mirror-adam")
+    how: Any = {"fused": True} if fused and (_can_compile() or not ours) else {}
     if settings.name == "mirror-descent":
         assert settings.p is not None
         return MirrorDescent(
@@ -44,6 +47,11 @@ def build_optimizer(
     if settings.name == "sgd":
         return SGD(params, lr, momentum=momentum, weight_decay=decay, **how)
     return ProximalSGD(params, lr, momentum=momentum, l1=settings.l1, **how)
+
+
+def _can_compile() -> bool:
+    """Whether kernels can be built: on a CPU, by the C++ compiler that torch would call."""
+    return torch.cuda.is_available() or shutil.which(os.environ.get("CXX", "g++")) is not None
 
 
 class ProximalSGD(SGD):

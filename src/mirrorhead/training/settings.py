@@ -80,7 +80,7 @@ class TrainSettings:
         keep: number of checkpoints to keep.
         compile: train through torch.compile.
         fused: take the optimizer's steps in fused kernels. Those of this package are built by
-            torch.compile, in some seconds; on a CPU that needs a C++ compiler.
+            torch.compile, in some seconds; on a CPU without a C++ compiler they are not fused.
         parallel: with several processes, replicate the model ("ddp") or shard it ("fsdp").
     """
 

@@ -1,8 +1,8 @@
 """Rivals and their learning rates: those of docs/results.md, or as somebody writes them.
 
 In the comparisons of docs/results.md there are four rates for each, half a decade apart, around
-what is known to work; no test figure had a part in them. Everything but the optimizer is the
-preset's.
+what worked in prototypes, some of which had looked at test figures; among the four, validation
+data alone chooses. Everything but the optimizer is the preset's.
 """
 
 from __future__ import annotations

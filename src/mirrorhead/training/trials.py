@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import load_file
 
 from mirrorhead.files import locked, write_json
-from mirrorhead.training.loop import Diverged, evaluate, fingerprint, train
+from mirrorhead.training.loop import ARITHMETIC, Diverged, evaluate, fingerprint, train
 from mirrorhead.training.presets import Preset, Sets, load_sets
 from mirrorhead.training.runs import describe_run
 from mirrorhead.training.settings import TrainSettings
@@ -67,7 +67,7 @@ def run_key(chosen: Preset) -> str:
     about = dataclasses.asdict(chosen)
     for name in ("keep", "checkpoint_every"):
         del about["training"][name]
-    text = json.dumps(about, sort_keys=True, allow_nan=False)
+    text = json.dumps([ARITHMETIC, about], sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

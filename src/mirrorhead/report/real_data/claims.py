@@ -7,7 +7,8 @@ not told apart.
 
     holds                 all comparisons are as claimed
     holds with a remark   those that the claim rests on are; the remark names the others
-    does not hold         one that it rests on is not as claimed
+    does not hold         one that it rests on is not as claimed; if none is the other way, the
+                          remark says that the claim is not refuted
 
 "About as accurate" is: above the other less `MARGIN`.
 """
@@ -104,8 +105,11 @@ def compare(study: Study, asked: Comparison) -> Compared:
 def rule(compared: Sequence[Compared]) -> tuple[Holds, str]:
     """The verdict of a claim from its comparisons, and the remark."""
     missed = [c for c in compared if c.outcome != "as claimed"]
-    if any(c.asked.rests for c in missed):
+    resting = [c for c in missed if c.asked.rests]
+    if any(c.outcome == "the other way" for c in resting):
         return "does not hold", ""
+    if resting:
+        return "does not hold", "It is not refuted: the seeds do not tell the rivals apart."
     if missed:
         named = [
             f"{c.asked.measure.name}, {c.asked.one} and {c.asked.two}, {c.outcome}" for c in missed

@@ -67,4 +67,4 @@ def outcome(difference: Difference, margin: float = 0.0) -> Outcome:
     """
     if difference.low > -margin:
         return "as claimed"
-    return "the other way" if difference.high <= -margin else "not told apart"
+    return "the other way" if difference.high < -margin else "not told apart"

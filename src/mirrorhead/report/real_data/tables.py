@@ -68,7 +68,8 @@ def _tuning(study: Study) -> Table:
         cells = [_tried(rival, k) for k in range(most)]
         rows.append((word(rival.name), *cells))
     columns = ("Rival", *(f"Rate {k + 1}" for k in range(most)))
-    note = "Validation accuracy in % of each learning rate, with one seed; * is the chosen one."
+    note = "Validation accuracy in % of each learning rate, with one seed; * is the chosen one,"
+    note += " ** if it is the smallest or largest, so that a rate beyond might be better."
     return Table(f"{study.name}-tuning", "Tuning", columns, tuple(rows), note)
 
 
@@ -78,7 +79,10 @@ def _tried(rival: Rival, k: int) -> Cell:
     tried = rival.tried[k]
     if tried.validation_accuracy is None:
         return Cell(f"{_rate(tried.lr)}: diverged", NOTHING.key)
-    star = " *" if rival.chosen and rival.chosen.lr == tried.lr else ""
+    star = ""
+    if rival.chosen and rival.chosen.lr == tried.lr:
+        rates = [one.lr for one in rival.tried]
+        star = " **" if tried.lr in (min(rates), max(rates)) else " *"
     percent = 100 * tried.validation_accuracy
     return Cell(f"{_rate(tried.lr)}: {percent:.2f}{star}", percent)
 
