@@ -93,7 +93,7 @@ STUDIES = {
     "cifar10": Study(
         "laptop-vit",
         {
-            "MD p=1.1": _rates("mirror-descent", 0.01, 0.03, 0.1, 0.3, p=1.1),
+            "MD p=1.1": _rates("mirror-descent", 0.03, 0.1, 0.3, 1.0, p=1.1),
             "MirrorAdam p=1.1": _rates("mirror-adam", 3e-4, 1e-3, 3e-3, 0.01, p=1.1),
             "AdamW": _rates("adamw", 3e-4, 1e-3, 3e-3, 0.01, weight_decay=0.01),
         },

@@ -73,6 +73,7 @@ def joined() -> Iterator[Team]:
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
         try:
             yield Team(dist.get_rank(), dist.get_world_size())
+            dist.barrier()  # gloo aborts a process whose peer is gone while it still talks
         finally:
             dist.destroy_process_group()
     else:
