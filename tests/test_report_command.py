@@ -97,7 +97,7 @@ def test_a_page_is_filled_between_its_marks(tmp_path: Path) -> None:
     assert report(tmp_path, "--markdown", str(page)) == 0
     filled = page.read_text()
     assert filled.count("Mine.") == 3 and filled.count("old") == 1  # imdb is not there: it stays
-    assert "| MD p=1.1 | 0.03 |" in filled
+    assert "| MD p=1.1 | 0.1 |" in filled
     (image,) = (page.parent / "images").iterdir()
     assert f"(images/{image.name})" in filled and image.read_text().startswith("<?xml")
     before = image.read_bytes()
