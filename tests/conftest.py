@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
+
 import hypothesis
 import pytest
 import torch
+from playwright.sync_api import Browser, sync_playwright
+
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
+FLAGS += ["--disable-background-networking", "--disable-component-update"]
 
 # The same examples every time, and no time limit for one: compiling takes what it takes.
 hypothesis.settings.register_profile("mirrorhead", deadline=None, derandomize=True)
@@ -15,3 +22,15 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    names = ("chromium", "chromium-browser", "google-chrome")
+    path = next((found for name in names if (found := shutil.which(name))), None)
+    if path is None:
+        pytest.fail("these tests need chromium; scripts/setup installs it where it may")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        yield browser
+        browser.close()

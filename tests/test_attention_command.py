@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from playwright.sync_api import Browser, Locator, Page, sync_playwright
+from playwright.sync_api import Browser, Locator, Page
 
 from data_slices import VOCABULARY, make_bert
 from mirrorhead.analysis.looks import look
@@ -21,7 +20,7 @@ from mirrorhead.models import attention_maps
 from mirrorhead.report.attention import render_attention
 from mirrorhead.training import load_run
 from run_cases import make_text_run, make_vit_run
-from test_report import FLAGS, Elements
+from test_report import Elements
 
 TEXTS = ("The plot was dull .", "superb actors ! a grand film and a very grand scene")
 
@@ -117,18 +116,6 @@ def test_the_page_needs_nothing_else_and_is_escaped(here: Path) -> None:
 
 
 # --- in a browser ---------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    names = ("chromium", "chromium-browser", "google-chrome")
-    path = next((found for name in names if (found := shutil.which(name))), None)
-    if path is None:
-        pytest.fail("these tests need chromium; scripts/setup installs it where it may")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(params=[(1200, "light"), (390, "dark")], ids=str)

@@ -119,6 +119,7 @@ ORDER = [
     "experiments.progress",
     "experiments.runner",
     "report.figure",
+    "report.templates",
     "report.attention",
     "report.tables",
     "report.entry",

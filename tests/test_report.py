@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from mirrorhead.experiments import load
 from mirrorhead.experiments.base import Verdict
@@ -22,8 +21,6 @@ from results_cases import Level, made_up, write
 
 TOY = load("toy_experiment")
 # Without a sandbox, since tests may run as root; the others keep the browser off the network.
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
-FLAGS += ["--disable-background-networking", "--disable-component-update"]
 
 
 @pytest.fixture(scope="module")
@@ -116,18 +113,6 @@ def test_the_same_results_give_the_same_page(entries: list[Entry]) -> None:
     again = judged(TOY, TOY.compute(TOY.quick), "mirrorhead reproduce --only 'toy <x>'")
     assert again.figure == entries[1].figure
     assert render([]) and "Verdicts" in render([])
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    names = ("chromium", "chromium-browser", "google-chrome")
-    path = next((found for name in names if (found := shutil.which(name))), None)
-    if path is None:
-        pytest.fail("these tests need chromium; scripts/setup installs it where it may")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
-        yield browser
-        browser.close()
 
 
 SCREENS = [(1200, "light"), (390, "light"), (390, "dark")]

@@ -17,9 +17,9 @@ from mirrorhead.report.entry import judged as judged
 from mirrorhead.report.entry import unfinished as unfinished
 from mirrorhead.report.real_data import Part
 from mirrorhead.report.real_data.claims import RULE
+from mirrorhead.report.templates import HERE, templates
 from mirrorhead.version import __version__
 
-HERE = Path(__file__).parent
 GENERATOR = "mirrorhead"
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -57,15 +57,7 @@ def render(
         parts: studies on real data, with claims of their own.
         missing: what is not in the page, and the command that would make it.
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(HERE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = templates()
     environment.filters |= {"duration": duration, "powers": powers, "setting": setting}
     everything = [*entries, *(entry for part in parts for entry in part.entries)]
     counts = Counter(entry.word for entry in everything)

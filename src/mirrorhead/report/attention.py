@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from markupsafe import Markup
 from torch import Tensor
 
 from mirrorhead.analysis.looks import Look
+from mirrorhead.report.templates import HERE, templates
 from mirrorhead.version import __version__
 
-HERE = Path(__file__).parent
 #: Weights are whole numbers of this size in the page.
 UNIT = 1e-4
 
@@ -32,15 +31,7 @@ def render_attention(
         layer, head, rolled: what to show first: a layer (the last), a head (their mean), or
             attention rollout.
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(HERE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = templates()
     layers, heads = looks[0].maps.shape[:2]
     layer = layers - 1 if layer is None else layer
     shown = [look.rollout if rolled else look.weights(layer, head) for look in looks]
