@@ -43,6 +43,14 @@ def test_it_takes_the_steps_of_torch(p):
     torch.testing.assert_close(fast.W, slow.W, rtol=0, atol=1e-3 * float(slow.W.abs().max()))
 
 
+def test_a_batch_in_several_calls_is_the_same(monkeypatch):
+    data = random_problem(10, 4, 5, 6, seed=3)
+    whole = mh.attention_svm(*data, p=1.5)
+    monkeypatch.setattr(compiled, "AT_ONCE", 3)
+    parts = mh.attention_svm(*data, p=1.5)
+    assert whole.W.equal(parts.W) and whole.iterations.equal(parts.iterations)
+
+
 @given(
     p=st.sampled_from([1.02, 1.3, 2.0, 4.0, 100.0]),
     shape=st.tuples(st.integers(1, 5), st.integers(2, 6), st.integers(2, 7)),

@@ -24,6 +24,7 @@ from mirrorhead.margin.step import Pace
 from mirrorhead.margin.systems import DENSE_LIMIT, system_kind
 
 SOURCE = Path(__file__).with_name("kernel.c")
+AT_ONCE = 64  # problems in one call
 
 
 @dataclass(frozen=True)
@@ -92,14 +93,14 @@ def run(
         narrowing.worth,
         pace.iterations,
     )
-    pointers = [x.data_ptr() for x in (*data, w, lam, gap, verdict, iterations)]
-    sizes = (B, n, R, a, c)
+    tensors = (*data, w, lam, gap, verdict, iterations)
     with _blas().limit(limits=1):  # on such sizes more threads wait for each other
-        short = library.solve_margins(
-            *pointers, *sizes, p, tol, start is not None, ctypes.byref(rule)
-        )
-    if short:
-        raise MemoryError("no memory for the working space of one problem")
+        for i in range(0, B, AT_ONCE):  # between calls Ctrl-C is heard
+            parts = [x[i : i + AT_ONCE] for x in tensors]
+            pointers, sizes = [x.data_ptr() for x in parts], (len(parts[0]), n, R, a, c)
+            warm = start is not None
+            if library.solve_margins(*pointers, *sizes, p, tol, warm, ctypes.byref(rule)):
+                raise MemoryError("no memory for the working space of one problem")
     return Ended(w, lam, gap, verdict == 1, verdict == 2, verdict == 3, iterations)
 
 
