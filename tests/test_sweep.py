@@ -63,6 +63,25 @@ def test_validation_chooses_and_only_the_chosen_read_test(pictures: Path, tmp_pa
     assert written["tuned"][0]["final"] == list(adamw.final)
 
 
+@pytest.mark.parametrize(
+    ("accuracies", "chosen"),
+    [
+        ((0.5, 0.7, 0.6), 1),  # the best
+        ((0.7, 0.6, 0.7), 0),  # of equals, the smaller rate
+        ((None, 0.1, None), 1),  # what diverged is out
+        ((None, None, None), None),
+    ],
+)
+def test_the_best_on_validation_is_chosen(
+    accuracies: tuple[float | None, ...], chosen: int | None
+) -> None:
+    rules = [OptimizerSettings("sgd", lr=lr) for lr in (0.1, 0.2, 0.3)]
+    records = [{"diverged": a is None, "validation_accuracy": a} for a in accuracies]
+    assert _best(rules, records) == (None if chosen is None else rules[chosen])
+    turned = _best(rules[::-1], records[::-1])  # whatever their order
+    assert turned == (None if chosen is None else rules[chosen])
+
+
 def test_what_is_done_is_not_run_again(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

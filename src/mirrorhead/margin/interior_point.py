@@ -90,9 +90,8 @@ def solve(
         left = _run_parts(A, b, p, tol, _PACES[0], start, result, left)
     for pace in _PACES:
         left = _run_parts(A, b, p, tol, pace, None, result, left)
-        if pace.brisk and len(
-            left
-        ):  # rows left out may have mattered after all: go on with all of them
+        if pace.brisk and len(left):
+            # Rows left out may have mattered after all: go on with all of them.
             so_far = result.w.clone(), result.lam.clone()
             left = _run_parts(A, b, p, tol, replace(pace, brisk=False), so_far, result, left)
     return result
