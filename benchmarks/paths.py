@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 import mirrorhead as mh
-from mirrorhead.data.synthetic import random_problem
+from mirrorhead.synthetic import random_problem
 
 SIZES = ("step", "accelerated", "growth", "figure-4")
 

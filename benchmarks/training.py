@@ -37,13 +37,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mirrorhead import MirrorDescent
-from mirrorhead.data import encode, load_imdb, load_tokenizer
-from mirrorhead.data.batches import POOL, even_batches, pieces
-from mirrorhead.data.texts import Texts
-from mirrorhead.models import TextClassifier, TextSettings
-from mirrorhead.training import build_optimizer, preset
-from mirrorhead.training.loop import TOKENS_AT_ONCE
-from mirrorhead.training.studies import STUDIES
+from mirrorhead.lab.datasets import encode, load_imdb, load_tokenizer
+from mirrorhead.lab.datasets.batches import POOL, even_batches, pieces
+from mirrorhead.lab.datasets.texts import Texts
+from mirrorhead.lab.models import TextClassifier, TextSettings
+from mirrorhead.lab.training import build_optimizer, preset
+from mirrorhead.lab.training.loop import TOKENS_AT_ONCE
+from mirrorhead.lab.training.studies import STUDIES
 
 P, LR = 1.1, 1e-4
 PARTS = ("batch", "encoding", "laptop")

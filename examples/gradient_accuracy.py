@@ -15,8 +15,8 @@ import mpmath
 import torch
 from torch import Tensor
 
-from mirrorhead.attention import AttentionProblem
-from mirrorhead.data.synthetic import random_problem, random_weights
+from mirrorhead.problem import AttentionProblem
+from mirrorhead.synthetic import random_problem, random_weights
 
 NORMS = [10, 100, 300, 1000, 2000, 3000, 10_000, 100_000, 400_000]
 

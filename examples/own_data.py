@@ -21,7 +21,7 @@ import mirrorhead as mh
 def load(file: Path | None) -> tuple[mh.AttentionProblem, bool]:
     """The problem, and whether its head is to be trained."""
     if file is None:
-        from mirrorhead.data.synthetic import random_problem
+        from mirrorhead.synthetic import random_problem
 
         return random_problem(1, first=7).trial(0), False
     with open(file, "rb") as stream, np.load(stream, allow_pickle=False) as arrays:

@@ -13,7 +13,7 @@ import time
 import torch
 
 import mirrorhead as mh
-from mirrorhead.data.synthetic import random_problem
+from mirrorhead.synthetic import random_problem
 
 SCALES = torch.tensor([1.0, 3.0, 10.0, 30.0, 100.0], dtype=torch.float64)
 

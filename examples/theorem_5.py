@@ -15,7 +15,7 @@ from itertools import product
 import torch
 
 import mirrorhead as mh
-from mirrorhead.data.examples import example_2
+from mirrorhead.synthetic import example_2
 
 SCALES = torch.tensor([1.0, 10.0, 100.0, 1000.0], dtype=torch.float64)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
 import sys
@@ -13,155 +12,17 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "mirrorhead"
 
-# A module imports only from those above it, within a folder too.
-ORDER = [
-    "version",
-    "files",
-    "backends",
-    "compiled",
-    "potential",
-    "losses",
-    "attention",
-    "data.errors",
-    "data.transfer",
-    "data.sources",
-    "data.texts",
-    "data.imdb",
-    "data.cad",
-    "data.eraser",
-    "data.cifar10",
-    "data.splits",
-    "data.protocol",
-    "data.tokenizer",
-    "data.encoded",
-    "data.batches",
-    "data",
-    "margin.operator",
-    "margin.arithmetic",
-    "margin.link",
-    "margin.constraints",
-    "margin.systems",
-    "margin.certificate",
-    "margin.step",
-    "margin.form",
-    "margin.compiled",
-    "margin.interior_point",
-    "margin.limits",
-    "margin.nuclear",
-    "margin.solution",
-    "margin.problems",
-    "margin",
-    "tokens",
-    "paths.rules",
-    "paths.acceleration",
-    "paths.checkpoint",
-    "paths.compiled",
-    "paths.progress",
-    "paths.stepsize",
-    "paths.descent",
-    "paths.lbfgs",
-    "paths.excess",
-    "paths.spheres",
-    "paths.regularization",
-    "paths.joint_regularization",
-    "paths.label_margin",
-    "paths.diagnostics",
-    "paths",
-    "optim.fast_power",
-    "optim.kernels",
-    "optim.leaf",
-    "optim.foreach",
-    "optim.fused",
-    "optim.engine",
-    "optim.sharded",
-    "optim.base",
-    "optim.mirror_descent",
-    "optim.mirror_adam",
-    "optim.param_groups",
-    "optim",
-    "models.dropout",
-    "models.dropped_attention",
-    "models.attention",
-    "models.text",
-    "models.vit",
-    "models.huggingface",
-    "models.maps",
-    "models",
-    "training.settings",
-    "training.studies",
-    "training.optimizers",
-    "training.team",
-    "training.checkpoints",
-    "training.loggers",
-    "training.loop",
-    "training.presets",
-    "training.runs",
-    "training.trials",
-    "training.sweeps",
-    "training",
-    "analysis.weights",
-    "analysis.selection",
-    "analysis.entropy",
-    "analysis.rollout",
-    "analysis.looks",
-    "analysis.people",
-    "analysis.measures",
-    "analysis.results",
-    "analysis",
-    "experiments.source",
-    "experiments.base",
-    "experiments.drawing",
-    "experiments.lines",
-    "experiments.starts",
-    "experiments",
-    "experiments.storage",
-    "experiments.tasks",
-    "experiments.progress",
-    "experiments.runner",
-    "report.figure",
-    "report.templates",
-    "report.attention",
-    "report.tables",
-    "report.entry",
-    "report.real_data.results",
-    "report.real_data.statistics",
-    "report.real_data.claims",
-    "report.real_data.tables",
-    "report.real_data.figures",
-    "report.real_data",
-    "report.markdown",
-    "report",
-    "commands.errors",
-    "commands.places",
-    "commands.entries",
-    "commands",
-    "cli",
-    "__main__",
-]
-
-
-def place(module: str) -> int:
-    """The position in ORDER of the longest entry that the module's name starts with."""
-    matches = [entry for entry in ORDER if module == entry or module.startswith(entry + ".")]
-    assert matches, f"{module} has no place in the plan: add it to ORDER"
-    return ORDER.index(max(matches, key=len))
-
 
 def modules() -> list[Path]:
     return sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_go_up_the_plan(path: Path) -> None:
-    name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mirrorhead"):
-            other = (node.module or "").removeprefix("mirrorhead").removeprefix(".")
-            assert other, f"{name} imports from the package's own front door"
-            for alias in node.names:
-                inner = f"{other}.{alias.name}"
-                target = inner if inner in ORDER else other
-                assert place(target) < place(name), f"{name} imports {target}"
+def test_imports_follow_the_layers() -> None:
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_readme_runs() -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from mirrorhead.version import __version__ as __version__
+from mirrorhead._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from mirrorhead.attention import AttentionProblem as AttentionProblem
     from mirrorhead.margin import MarginSolution as MarginSolution
     from mirrorhead.margin import attention_svm as attention_svm
     from mirrorhead.margin import svm as svm
@@ -23,7 +22,8 @@ if TYPE_CHECKING:
     from mirrorhead.paths import joint_regularization_path as joint_regularization_path
     from mirrorhead.paths import largest_step as largest_step
     from mirrorhead.paths import regularization_path as regularization_path
-    from mirrorhead.potential import PNorm as PNorm
+    from mirrorhead.potentials import PNorm as PNorm
+    from mirrorhead.problem import AttentionProblem as AttentionProblem
     from mirrorhead.tokens import cone_constants as cone_constants
     from mirrorhead.tokens import globally_optimal_tokens as globally_optimal_tokens
     from mirrorhead.tokens import locally_optimal as locally_optimal
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 # The same names once more, for the interpreter: torch takes a second to import, and the command
 # line answers before that. A test compares the two lists.
 _HOMES = {
-    "attention": ("AttentionProblem",),
+    "problem": ("AttentionProblem",),
     "margin": ("MarginSolution", "attention_svm", "svm"),
     "optim": ("MirrorAdam", "MirrorDescent", "attention_param_groups"),
     "paths": (
@@ -47,7 +47,7 @@ _HOMES = {
         "largest_step",
         "regularization_path",
     ),
-    "potential": ("PNorm",),
+    "potentials": ("PNorm",),
     "tokens": (
         "cone_constants",
         "globally_optimal_tokens",

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mirrorhead.margin import MarginSolution, attention_svm
-from mirrorhead.potential import PNorm, check_p, dual_exponent, lp_norm
+from mirrorhead.potentials import PNorm, check_p, dual_exponent, lp_norm
 
 
 class TokenProblem(Protocol):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mirrorhead.margin.constraints import Constraints
-from mirrorhead.potential import dual_exponent, power
+from mirrorhead.potentials import dual_exponent, power
 
 # A' lam counts as zero when its norm is below this part of sum lam ||row||_2.
 FARKAS = 2e-9

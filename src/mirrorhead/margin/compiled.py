@@ -18,7 +18,7 @@ import torch
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
-from mirrorhead.compiled import load
+from mirrorhead._compiled import load
 from mirrorhead.margin.operator import Blocks
 from mirrorhead.margin.step import Pace
 from mirrorhead.margin.systems import DENSE_LIMIT, system_kind

@@ -16,7 +16,7 @@ from mirrorhead.margin.interior_point import Outcome
 from mirrorhead.margin.interior_point import solve as solve_lp
 from mirrorhead.margin.operator import Blocks
 from mirrorhead.margin.solution import MarginSolution
-from mirrorhead.potential import check_p
+from mirrorhead.potentials import check_p
 
 
 def attention_svm(

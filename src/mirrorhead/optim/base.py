@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from mirrorhead.optim.engine import storage_for, wide_dtype
 from mirrorhead.optim.sharded import all_finite, local, local_gradient
-from mirrorhead.potential import check_p, signed_power
+from mirrorhead.potentials import check_p, signed_power
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 

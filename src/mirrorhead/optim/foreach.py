@@ -30,7 +30,7 @@ from mirrorhead.optim.kernels import (
     written,
 )
 from mirrorhead.optim.leaf import Leaf, is_finite
-from mirrorhead.potential import Arithmetic, inverse_exponent, power, signed_power
+from mirrorhead.potentials import Arithmetic, inverse_exponent, power, signed_power
 
 Tensors = list[Tensor] | tuple[Tensor, ...]
 

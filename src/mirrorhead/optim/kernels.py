@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from mirrorhead.optim.fast_power import fast_power
-from mirrorhead.potential import TORCH, inverse_exponent, power, signed_power
+from mirrorhead.potentials import TORCH, inverse_exponent, power, signed_power
 
 Storage = Literal["primal", "dual", "wide"]
 

@@ -15,7 +15,7 @@ from mirrorhead.optim.engine import implementation, row_of, run, wide_dtype
 from mirrorhead.optim.kernels import DECAY, DITHER, GRAD_SCALE, LR, MOMENTUM, Rule
 from mirrorhead.optim.leaf import is_finite
 from mirrorhead.optim.sharded import combine_norms, dual_norms, local
-from mirrorhead.potential import dual_exponent
+from mirrorhead.potentials import dual_exponent
 
 Normalize = Literal["tensor", "global"] | None
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from mirrorhead.potential import power
+from mirrorhead.potentials import power
 
 
 def local(x: Tensor) -> Tensor:

@@ -38,9 +38,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mirrorhead.attention import Gradient
 from mirrorhead.paths.rules import State
-from mirrorhead.potential import dual_exponent, lp_norm, signed_power
+from mirrorhead.potentials import dual_exponent, lp_norm, signed_power
+from mirrorhead.problem import Gradient
 
 GROWTH, SHRINK = 1.05, 0.5
 RESTART = 64

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from mirrorhead.files import write_atomically
+from mirrorhead._files import write_atomically
 
 VERSION = 1
 

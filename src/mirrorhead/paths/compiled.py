@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mirrorhead.attention import AttentionProblem
-from mirrorhead.compiled import load
+from mirrorhead._compiled import load
 from mirrorhead.losses import LOSSES
-from mirrorhead.potential import dual_exponent, inverse_exponent, snap
+from mirrorhead.potentials import dual_exponent, inverse_exponent, snap
+from mirrorhead.problem import AttentionProblem
 
 SOURCE = Path(__file__).with_name("kernel.c")
 

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mirrorhead.attention import AttentionProblem, Gradient
 from mirrorhead.margin import MarginSolution
 from mirrorhead.paths.acceleration import Accelerated
 from mirrorhead.paths.checkpoint import fingerprint, load_checkpoint, save_checkpoint
@@ -21,7 +20,8 @@ from mirrorhead.paths.compiled import NormalizedLoop, can_compile
 from mirrorhead.paths.progress import progress_bar
 from mirrorhead.paths.rules import Constant, Normalized, Rule, State
 from mirrorhead.paths.stepsize import warn_if_too_large
-from mirrorhead.potential import PNorm, check_p, dual_exponent
+from mirrorhead.potentials import PNorm, check_p, dual_exponent
+from mirrorhead.problem import AttentionProblem, Gradient
 
 RULES = ("constant", "normalized", "accelerated")
 AT_ONCE = 250  # steps between two looks at the clock
@@ -111,7 +111,7 @@ def descend(
             that was killed and called again gives the same path, bit for bit; a longer run
             goes on where a shorter one ended.
 
-    >>> from mirrorhead.data.synthetic import random_problem
+    >>> from mirrorhead.synthetic import random_problem
     >>> problem = random_problem(trials=2)
     >>> path = descend(problem, p=1.5, steps=200)
     >>> path

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mirrorhead.margin import MarginSolution
 from mirrorhead.paths.descent import Path
-from mirrorhead.potential import PNorm, check_p
+from mirrorhead.potentials import PNorm, check_p
 from mirrorhead.tokens import LocalOptimality, constants_at, locally_optimal
 
 
@@ -60,7 +60,7 @@ def diagnose(path: Path, tol: float = 1e-9) -> Diagnostics:
 
     Scores are those of the head at the end, where it was trained (lp-JointGD).
 
-    >>> from mirrorhead.data.synthetic import random_problem
+    >>> from mirrorhead.synthetic import random_problem
     >>> from mirrorhead.paths.descent import descend
     >>> diagnose(descend(random_problem(trials=3), p=2, steps=1000))
     Diagnostics(p=2, divergence 6.0e-03, norm 89.6, mass 1.000000, locally optimal 3 of 3,

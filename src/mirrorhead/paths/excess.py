@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from mirrorhead.attention import AttentionProblem
+from mirrorhead.problem import AttentionProblem
 
 
 class Excess:

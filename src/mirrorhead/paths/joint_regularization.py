@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mirrorhead.attention import AttentionProblem
 from mirrorhead.paths.excess import Excess, log_loss
 from mirrorhead.paths.lbfgs import minimize
 from mirrorhead.paths.regularization import RegularizationPath, soft_radius, weight_minima
@@ -19,7 +18,8 @@ from mirrorhead.paths.spheres import (
     lowest_first,
     on_sphere,
 )
-from mirrorhead.potential import check_p, dual_exponent, lp_norm
+from mirrorhead.potentials import check_p, dual_exponent, lp_norm
+from mirrorhead.problem import AttentionProblem
 
 ROUNDS = 5  # of v given W and W given v, after both were moved together
 

@@ -7,9 +7,9 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from mirrorhead.attention import AttentionProblem
 from mirrorhead.margin import svm
-from mirrorhead.potential import check_p
+from mirrorhead.potentials import check_p
+from mirrorhead.problem import AttentionProblem
 
 ROUNDS, BEST = 4, 20  # of the local search, and how many points it starts from
 

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mirrorhead.attention import AttentionProblem
 from mirrorhead.margin import MarginSolution
 from mirrorhead.paths.descent import direction_divergence
 from mirrorhead.paths.excess import Excess
@@ -34,7 +33,8 @@ from mirrorhead.paths.spheres import (
     lowest_first,
     on_sphere,
 )
-from mirrorhead.potential import PNorm, check_p, dual_exponent, lp_norm
+from mirrorhead.potentials import PNorm, check_p, dual_exponent, lp_norm
+from mirrorhead.problem import AttentionProblem
 
 
 @dataclass(frozen=True, eq=False, repr=False)

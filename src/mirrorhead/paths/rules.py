@@ -17,8 +17,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from mirrorhead.attention import Gradient
-from mirrorhead.potential import dual_exponent, inverse_exponent, signed_power
+from mirrorhead.potentials import dual_exponent, inverse_exponent, signed_power
+from mirrorhead.problem import Gradient
 
 State = dict[str, Tensor]
 

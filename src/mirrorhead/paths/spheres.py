@@ -10,8 +10,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from mirrorhead.attention import AttentionProblem
-from mirrorhead.potential import lp_norm, signed_power
+from mirrorhead.potentials import lp_norm, signed_power
+from mirrorhead.problem import AttentionProblem
 
 FINE, COARSE = 1e-7, 1e-3  # tolerance at the radii asked for, and at those in between
 GROWTH = 1.9  # the most by which the radius grows from one stage to the next

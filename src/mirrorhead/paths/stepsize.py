@@ -19,8 +19,8 @@ import warnings
 import torch
 from torch import Tensor
 
-from mirrorhead.attention import AttentionProblem
-from mirrorhead.potential import check_p
+from mirrorhead.potentials import check_p
+from mirrorhead.problem import AttentionProblem
 
 CHECKED = 512
 

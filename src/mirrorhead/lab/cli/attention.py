@@ -1,0 +1,128 @@
+"""`mirrorhead attention`: what a run looks at in a sentence, in the terminal or as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from tyro.conf import FlagCreatePairsOff, Positional, arg
+
+from mirrorhead._files import write_atomically
+from mirrorhead.lab.runtime.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.text import Text
+    from torch import Tensor
+
+    from mirrorhead.lab.evaluation.looks import Look
+
+#: Of a shade in the terminal, at no and at all attention.
+PALE, DEEP = (255, 255, 255), (240, 180, 41)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Show what a run on texts looks at, and what it says, for sentences of your own."""
+
+    folder: Annotated[Positional[Path], arg(metavar="RUN")]
+    """The folder of a run."""
+    sentences: Annotated[Positional[tuple[str, ...]], arg(metavar="SENTENCE")]
+    """One or more, each in quotes."""
+    layer: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: the last)")] = None
+    """From 0."""
+    head: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: all)")] = None
+    """From 0."""
+    rollout: Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")] = False
+    """All layers together, by attention rollout, instead of one."""
+    html: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    """Write a page instead, in which one can point at tokens."""
+    data: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None
+    """The folder of all data sets, for the vocabulary (default: $MIRRORHEAD_DATA)."""
+
+    def run(self) -> int:
+        """Read the sentences, show them."""
+        looks = self._looks()
+        self._check(looks[0])
+        if self.html is not None:
+            from mirrorhead.lab.report import ReportError, check_free
+            from mirrorhead.lab.report.attention import render_attention
+
+            try:
+                check_free(self.html)
+            except ReportError as error:
+                raise UserError(f"--html: {error}") from error
+            page = render_attention(
+                looks, self.folder.name, layer=self.layer, head=self.head, rolled=self.rollout
+            )
+            try:
+                write_atomically(self.html, page.encode())
+            except OSError as error:
+                raise UserError(f"--html {self.html} can not be written: {error}") from error
+            print(f"page: {self.html}")
+            return 0
+        from rich.console import Console
+
+        console = Console(highlight=False)
+        for look in looks:
+            console.print(f"[bold]{look.predicted}[/bold] {look.probability:.1%}")
+            if look.left_out:
+                console.print(f"cut off: the model does not see the last {look.left_out} tokens")
+            for name, row in self._rows(look):
+                console.print(_line(name, look.tokens, row), soft_wrap=False)
+            console.print()
+        return 0
+
+    def _looks(self) -> list[Look]:
+        from mirrorhead.lab.datasets import DataError, load_tokenizer
+        from mirrorhead.lab.evaluation.looks import look
+        from mirrorhead.lab.models import TextSettings
+        from mirrorhead.lab.training import RunError, load_run
+
+        if not self.sentences:
+            raise UserError("give at least one sentence, in quotes")
+        if self.rollout and (self.layer is not None or self.head is not None):
+            raise UserError("--rollout takes all layers and heads: leave out --layer and --head")
+        try:
+            run = load_run(self.folder)
+            settings = run.preset.model
+            if not isinstance(settings, TextSettings):
+                raise UserError(f"{self.folder} is a run on {run.preset.data}, which has no texts")
+            tokenizer = load_tokenizer(self.data, max_length=settings.max_length)
+            return [look(run.model, tokenizer, sentence) for sentence in self.sentences]
+        except (RunError, DataError, ValueError) as error:
+            raise UserError(str(error)) from error
+
+    def _check(self, look: Look) -> None:
+        layers, heads = look.maps.shape[:2]
+        for name, value, count in (("layer", self.layer, layers), ("head", self.head, heads)):
+            if value is not None and not 0 <= value < count:
+                raise UserError(f"--{name} must be from 0 to {count - 1}, got {value}")
+
+    def _rows(self, look: Look) -> list[tuple[str, Tensor]]:
+        """What [CLS] looks at, with a name for each line."""
+        if self.rollout:
+            return [("rollout", look.rollout[0])]
+        layer = -1 if self.layer is None else self.layer
+        if self.head is not None:
+            return [(f"head {self.head}", look.weights(layer, self.head)[0])]
+        heads = range(look.maps.shape[1])
+        return [("mean", look.weights(layer)[0])] + [
+            (f"head {head}", look.weights(layer, head)[0]) for head in heads
+        ]
+
+
+def _line(name: str, tokens: Sequence[str], weights: Tensor) -> Text:
+    """Tokens shaded by their weights, and the largest in figures, for those without colours."""
+    from rich.text import Text
+
+    line = Text(f"{name:8}")
+    most = float(weights.max()) or 1.0
+    for token, weight in zip(tokens, weights.tolist(), strict=True):
+        shade = (round(a + (b - a) * weight / most) for a, b in zip(PALE, DEEP, strict=True))
+        line.append(f" {token} ", style=f"black on #{bytes(shade).hex()}")
+    best = weights.topk(min(3, len(tokens)))
+    figures = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    told = ", ".join(f"{tokens[i]} {weight:.3f}" for i, weight in figures)
+    return line.append(f"\n{'':8} most: {told}")

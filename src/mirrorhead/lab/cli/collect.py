@@ -1,0 +1,48 @@
+"""`mirrorhead collect`: the measures of a sweep's final runs in one file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import FlagCreatePairsOff, Positional, arg
+
+from mirrorhead.lab.runtime.errors import UserError
+
+
+@dataclass(frozen=True)
+class Collect:
+    """Measure the final runs of a sweep, and write one file with them and how they were tuned.
+
+    What is measured already is kept in the folders of the runs, and not measured again.
+    """
+
+    sweep: Annotated[Positional[Path], arg(metavar="SWEEP")]
+    """The folder of a sweep that has ended, or the record in it, sweep-....json."""
+    out: Annotated[Path, arg(metavar="FILE")]
+    """The file to write, such as results/imdb.json."""
+    jobs: Annotated[int, arg(metavar="N")] = 1
+    """Processes at once, of one thread each."""
+    data: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None
+    """The folder of all data sets (default: $MIRRORHEAD_DATA)."""
+    partial: Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")] = False
+    """Accept a slice of the data sets."""
+
+    def run(self) -> int:
+        """Measure what is missing, write the file, and say where it is."""
+        if self.jobs < 1:
+            raise UserError(f"--jobs must be at least 1, got {self.jobs}")
+        from mirrorhead.lab.datasets import DataError
+        from mirrorhead.lab.evaluation.results import RecordError, collect
+        from mirrorhead.lab.training import RunError
+
+        try:
+            found = collect(
+                self.sweep, self.out, jobs=self.jobs, data=self.data, partial=self.partial
+            )
+        except (RecordError, RunError, DataError, OSError) as error:
+            raise UserError(str(error)) from error
+        runs = sum(len(rival["runs"]) for rival in found["rivals"])
+        print(f"results of {runs} runs: {self.out}")
+        return 0

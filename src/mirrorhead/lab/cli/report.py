@@ -1,0 +1,93 @@
+"""`mirrorhead report`: the report of what is there, experiments and real data."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from tyro.conf import arg
+
+from mirrorhead.lab.cli.entries import check_matplotlib, print_verdicts, with_stored
+from mirrorhead.lab.experiments import ORDER
+from mirrorhead.lab.runtime.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mirrorhead.lab.report import Entry
+    from mirrorhead.lab.report.real_data.results import Study
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write the report anew, with the real-data part: tables, figures and verdicts.
+
+    It has the experiments that `mirrorhead reproduce` left complete in --out, and the studies on
+    real data in --results. Nothing is computed that takes long.
+    """
+
+    out: Annotated[Path, arg(metavar="FOLDER")] = Path("out")
+    """Where experiments are, and where the report goes."""
+    results: Annotated[Path, arg(metavar="FOLDER")] = Path("results")
+    """Where imdb.json and cifar10.json are."""
+    markdown: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    """Also fill the marks in this Markdown page with the tables, and write its figures."""
+
+    def run(self) -> int:
+        """Read, judge, write the report, print verdicts and its path."""
+        check_matplotlib()
+        from rich.console import Console
+
+        from mirrorhead.lab.report import ReportError, check_free, write_report
+        from mirrorhead.lab.report.markdown import MarkdownError, write_markdown
+        from mirrorhead.lab.report.real_data import part
+        from mirrorhead.lab.report.real_data.results import ResultsError, load_studies
+
+        page = self.out / "report.html"
+        try:
+            check_free(page)
+            studies = load_studies(self.results)
+            entries = with_stored([], self.out)
+            missing = self._missing(entries, studies)
+            if not entries and not studies:
+                ways = "; ".join(f"{what} {command}" for what, command in missing)
+                raise UserError(f"there is nothing to report. {ways}")
+            if self.markdown is not None and not studies:
+                raise UserError(f"--markdown needs imdb.json or cifar10.json in {self.results}")
+            parts = [part(study) for study in studies]
+            write_report(page, entries, parts, missing)
+            if self.markdown is not None:
+                write_markdown(self.markdown, studies)
+        except (ReportError, ResultsError, MarkdownError, OSError) as error:
+            raise UserError(str(error)) from error
+        claims = [entry for each in parts for entry in each.entries]
+        print_verdicts([*entries, *claims], Console())
+        for what, command in missing:
+            print(f"{what} {command}", file=sys.stderr)
+        print(f"report: {page}")
+        return 0
+
+    def _missing(self, entries: Sequence[Entry], studies: Sequence[Study]) -> list[tuple[str, str]]:
+        """What is not there, in a sentence, and the command that makes it."""
+        from mirrorhead.lab.report.real_data.results import STUDIES
+
+        found = []
+        names = [name for name in ORDER if name not in {entry.name for entry in entries}]
+        if names:
+            words = ["mirrorhead", "reproduce"]
+            words += ["--only", ",".join(names)] if len(names) < len(ORDER) else []
+            what = f"{self.out} has no complete results of {', '.join(names)}."
+            if len(names) == len(ORDER):
+                what = f"{self.out} has no complete results of experiments."
+            command = shlex.join([*words, "--out", str(self.out)])
+            found.append((f"{what} To run them:", command))
+        for name in STUDIES:
+            if name not in {study.name for study in studies}:
+                path = self.results / f"{name}.json"
+                command = f"mirrorhead sweep {name} && mirrorhead collect runs/{name} --out"
+                what = f"{path} is not there. To make the runs and collect them:"
+                found.append((what, f"{command} {shlex.quote(str(path))}"))
+        return found

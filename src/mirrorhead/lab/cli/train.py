@@ -1,0 +1,197 @@
+"""`mirrorhead train`: one run by a preset's settings, scored on test once, at the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro.conf import FlagCreatePairsOff, Positional, arg
+
+from mirrorhead._files import write_json
+from mirrorhead.lab.runtime.errors import UserError
+
+if TYPE_CHECKING:
+    from mirrorhead.lab.training import OptimizerSettings, Preset
+    from mirrorhead.lab.training.presets import Sets
+    from mirrorhead.lab.training.team import Team
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a classifier on IMDb or CIFAR-10 with mirror descent or a rival.
+
+    A run that was stopped goes on where it was when the same command is given again. With
+    several processes: torchrun --nproc-per-node 2 -m mirrorhead train ...
+    """
+
+    task: Positional[Literal["imdb", "cifar10"]]
+    """What to train on."""
+    preset: Annotated[str, arg(help_behavior_hint="(default: laptop, or laptop-vit)")] = ""
+    """laptop, paper-3, paper-4 or paper-6 for imdb; laptop-vit or vit-paper for cifar10."""
+    optimizer: Literal["mirror-descent", "mirror-adam", "adamw", "sgd", "proximal-l1"] = (
+        "mirror-descent"
+    )
+    p: float = 1.1
+    """Exponent of the norm, for mirror-descent and mirror-adam."""
+    lr: Annotated[float | None, arg(metavar="LR", help_behavior_hint="(default: known for p)")] = (
+        None
+    )
+    """Learning rate. Needed by all but mirror-descent."""
+    momentum: float = 0.0
+    normalize: Annotated[
+        Literal["tensor", "global"] | None, arg(metavar="{tensor,global}", help_behavior_hint="")
+    ] = None
+    """Divide gradients by their dual norm, that of each tensor or of all; for mirror-descent."""
+    weight_decay: float = 0.0
+    l1: float = 0.0
+    """Weight of the l1 norm, for proximal-l1."""
+    epochs: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: preset's)")] = None
+    batch_size: Annotated[
+        int | None, arg(metavar="N", help_behavior_hint="(default: preset's)")
+    ] = None
+    """Examples a step, over all processes together."""
+    seed: int = 0
+    """Of the first weights, the order of examples, and dropout."""
+    compile: Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")] = False
+    """Train through torch.compile."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """With torchrun: replicate the model, or shard it."""
+    data: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None
+    """The folder of all data sets (default: $MIRRORHEAD_DATA)."""
+    download: Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")] = False
+    """Fetch what is missing from its home."""
+    partial: Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")] = False
+    """Accept a slice of the data sets."""
+    out: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="(default: runs/...)")] = (
+        None
+    )
+    """The folder of this run."""
+
+    def run(self) -> int:
+        """Train, score the best epoch on test, print and write what came out."""
+        from mirrorhead.lab.training.team import joined
+
+        with joined() as team:
+            try:
+                self._train(self._chosen(), team)
+            except UserError:
+                if team.leads:
+                    raise
+                return 2  # the first process says why
+            return 0
+
+    def _train(self, chosen: Preset, team: Team) -> None:
+        import torch
+        from rich.console import Console as Terminal
+        from safetensors.torch import load_file
+
+        from mirrorhead.lab.datasets import DataError
+        from mirrorhead.lab.training import (
+            CheckpointError,
+            Console,
+            Diverged,
+            describe_run,
+            evaluate,
+            train,
+        )
+        from mirrorhead.lab.training.team import own_device
+
+        folder = self.out or Path("runs") / self._name(chosen)
+        try:
+            sets = self._sets(chosen, team)
+            torch.manual_seed(self.seed)
+            model = chosen.build().to(own_device())
+            if team.leads and not (folder / "settings.json").exists():
+                describe_run(folder, chosen)  # a folder of another run keeps its own
+            outcome = train(
+                model, sets.train, sets.validation, chosen.training, folder, loggers=[Console()]
+            )
+        except (DataError, CheckpointError, Diverged, ValueError, OSError) as error:
+            raise UserError(str(error)) from error
+        # A new one, whole, where the one that was trained may be sharded.
+        best = chosen.build().to(own_device())
+        best.load_state_dict(load_file(folder / "best.safetensors"))
+        test = evaluate(best, sets.test, team=team)
+        if team.leads:
+            write_json(folder / "test.json", test)
+            Terminal().print(
+                f"best epoch {outcome.best_epoch}: validation {outcome.best_accuracy:.2%},"
+                f" test {test['accuracy']:.2%}"
+            )
+            print(f"run: {folder}")
+
+    def _sets(self, chosen: Preset, team: Team) -> Sets:
+        """The data, read by the first process first: it may have to fetch and to encode."""
+        import torch
+
+        from mirrorhead.lab.datasets import DataError
+        from mirrorhead.lab.training import load_sets
+        from mirrorhead.lab.training.team import own_device
+
+        sets, error = None, None
+        if team.leads:
+            try:
+                sets = load_sets(chosen, self.data, download=self.download, partial=self.partial)
+            except (DataError, ValueError, OSError) as caught:
+                error = caught
+        failed = team.add_up(torch.tensor(float(error is not None), device=own_device()))
+        if error is not None:
+            raise error
+        if failed:
+            raise DataError("the first process has no data")
+        return sets or load_sets(chosen, self.data, partial=self.partial)
+
+    def _chosen(self) -> Preset:
+        """The preset, with what the options change."""
+        from mirrorhead.lab.training import preset
+
+        name = self._preset_name()
+        try:
+            chosen = preset(name, self._rule(), self.p)
+            if chosen.data != self.task:
+                raise UserError(f"--preset {name} is for {chosen.data}, not for {self.task}")
+            given = {"epochs": self.epochs, "batch_size": self.batch_size}
+            changes: dict[str, Any] = {k: value for k, value in given.items() if value is not None}
+            changes |= {"seed": self.seed, "compile": self.compile, "parallel": self.parallel}
+            if self.parallel == "fsdp":  # torch's fused SGD knows no sharded tensors
+                changes["fused"] = False
+            return replace(chosen, training=replace(chosen.training, **changes))
+        except ValueError as error:
+            raise UserError(str(error)) from error
+
+    def _rule(self) -> OptimizerSettings | None:
+        """The optimizer that the options name; None for mirror descent at a rate that is known."""
+        from mirrorhead.lab.training import OptimizerSettings
+
+        options: dict[str, Any] = {
+            "momentum": self.momentum,
+            "normalize": self.normalize,
+            "weight_decay": self.weight_decay,
+            "l1": self.l1,
+        }
+        if self.lr is None:
+            if self.optimizer != "mirror-descent" or any(options.values()):
+                raise UserError(f"--lr is needed for {self.optimizer} with these options")
+            return None
+        mirrored = self.optimizer in ("mirror-descent", "mirror-adam")
+        return OptimizerSettings(
+            self.optimizer, lr=self.lr, p=self.p if mirrored else None, **options
+        )
+
+    def _preset_name(self) -> str:
+        return self.preset or ("laptop" if self.task == "imdb" else "laptop-vit")
+
+    def _name(self, chosen: Preset) -> str:
+        """A folder's name that tells runs apart by their settings."""
+        rule = chosen.training.optimizer
+        words = [self._preset_name(), self.task, rule.name, f"lr{rule.lr:g}"]
+        words += [f"p{rule.p:g}"] if rule.p is not None else []
+        words += [f"momentum{rule.momentum:g}"] if rule.momentum else []
+        words += [f"normalize-{rule.normalize}"] if rule.normalize else []
+        words += [f"decay{rule.weight_decay:g}"] if rule.weight_decay else []
+        words += [f"l1-{rule.l1:g}"] if rule.l1 else []
+        words += [f"batch{self.batch_size}"] if self.batch_size is not None else []
+        words += ["fsdp"] if self.parallel == "fsdp" else []
+        words += ["compiled"] if self.compile else []
+        return "-".join([*words, f"seed{self.seed}"])

@@ -1,0 +1,136 @@
+"""Texts as token numbers, made once, kept on disk and mapped into memory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mirrorhead._files import new_folder, write_json
+from mirrorhead.lab.datasets.errors import DataError
+from mirrorhead.lab.datasets.sources import cache_root
+from mirrorhead.lab.datasets.texts import Texts
+from mirrorhead.lab.datasets.tokenizer import PAD
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+FORMAT = 1
+CHUNK = 1_000
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Encoded:
+    """Token numbers of many texts, one after the other; text i is ids[starts[i]:starts[i+1]]."""
+
+    ids: np.ndarray  # (all tokens,), uint16, mapped
+    starts: np.ndarray  # (n + 1,), int64
+    labels: np.ndarray  # (n,), int64
+    vocabulary: int
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __repr__(self) -> str:
+        return f"Encoded({len(self):,} texts, {len(self.ids):,} tokens)"
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        return self.ids[self.starts[i] : self.starts[i + 1]]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.diff(self.starts)
+
+    def batch(self, indices: Sequence[int] | np.ndarray) -> tuple[Tensor, Tensor]:
+        """Tokens, padded with 0 to the longest of the batch, and labels: (b, T), (b,)."""
+        rows = [self[int(i)] for i in indices]
+        ids = np.zeros((len(rows), max(len(row) for row in rows)), dtype=np.int64)
+        for i, row in enumerate(rows):
+            ids[i, : len(row)] = row
+        labels = self.labels[np.asarray(indices, dtype=np.int64)]
+        return torch.from_numpy(ids), torch.from_numpy(labels)
+
+
+def encode(texts: Texts, tokenizer: Tokenizer, cache: str | Path | None = None) -> Encoded:
+    """Encode texts, or open what was made of the same texts by the same tokenizer before.
+
+    Args:
+        texts: what to encode.
+        tokenizer: of `load_tokenizer` or `wordpiece`.
+        cache: the folder of everything encoded; $MIRRORHEAD_CACHE or the user's cache if None.
+    """
+    if tokenizer.token_to_id(PAD) != 0:
+        raise ValueError(f"tokenizer must have {PAD} as number 0")
+    if not len(texts):
+        raise ValueError("texts must not be empty")
+    key = _key(texts, tokenizer)
+    root = cache_root() / "encoded" if cache is None else Path(cache)
+    folder = root / key
+    if not folder.is_dir():
+        with new_folder(folder) as fresh:
+            _write(texts, tokenizer, key, fresh)
+    return _open(folder, key)
+
+
+def _key(texts: Texts, tokenizer: Tokenizer) -> str:
+    """A name that changes with anything that changes the result."""
+    digest = hashlib.sha256(f"mirrorhead {FORMAT}\n{tokenizer.to_str()}\n".encode())
+    digest.update(texts.labels.astype("<i8").tobytes())
+    for text in texts.texts:
+        content = text.encode()
+        digest.update(len(content).to_bytes(8, "little"))
+        digest.update(content)
+    return digest.hexdigest()[:32]
+
+
+def _write(texts: Texts, tokenizer: Tokenizer, key: str, folder: Path) -> None:
+    starts = np.zeros(len(texts) + 1, dtype=np.int64)
+    digest = hashlib.sha256()
+    with (folder / "ids.u16").open("wb") as file:
+        for begin in range(0, len(texts), CHUNK):
+            found = tokenizer.encode_batch_fast(list(texts.texts[begin : begin + CHUNK]))
+            for i, one in enumerate(found, start=begin):
+                starts[i + 1] = starts[i] + len(one.ids)
+            content = np.array([i for one in found for i in one.ids], dtype="<u2").tobytes()
+            digest.update(content)
+            file.write(content)
+    np.save(folder / "starts.npy", starts)
+    np.save(folder / "labels.npy", texts.labels)
+    write_json(
+        folder / "about.json",
+        {
+            "key": key,
+            "texts": len(texts),
+            "tokens": int(starts[-1]),
+            "vocabulary": tokenizer.get_vocab_size(),
+            "sha256": digest.hexdigest(),
+        },
+    )
+
+
+def _open(folder: Path, key: str) -> Encoded:
+    """Map what is there, after a look at whether it fits together."""
+    remedy = f"delete {folder}, and it will be made again"
+    try:
+        about = json.loads((folder / "about.json").read_text())
+        starts = np.load(folder / "starts.npy", allow_pickle=False)
+        labels = np.load(folder / "labels.npy", allow_pickle=False)
+        ids = np.memmap(folder / "ids.u16", dtype="<u2", mode="r")
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{folder} is damaged ({error}): {remedy}") from error
+    fits = (
+        about.get("key") == key
+        and len(ids) == about.get("tokens") == starts[-1]
+        and len(labels) == about.get("texts") == len(starts) - 1
+        and bool((np.diff(starts) >= 2).all())
+    )
+    if not fits:
+        raise DataError(f"{folder} is damaged (its parts do not fit together): {remedy}")
+    return Encoded(ids, starts, labels, about["vocabulary"])

@@ -1,0 +1,195 @@
+"""Where each data set is kept, where it comes from, and how to know it is the right one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from mirrorhead._files import new_folder
+from mirrorhead.lab.datasets.errors import DataError
+from mirrorhead.lab.datasets.transfer import extract, fetch
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A file at its home."""
+
+    url: str
+    size: int
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        return self.url.rsplit("/", 1)[1]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set: the folder it is published in, and either one archive or some files."""
+
+    name: str
+    folder: str
+    remotes: tuple[Remote, ...]
+    licence: str
+
+    @property
+    def is_archive(self) -> bool:
+        return self.remotes[0].name.endswith(".tar.gz")
+
+
+_CAD = (
+    "https://raw.githubusercontent.com/acmi-lab/counterfactually-augmented-data/master/"
+    "sentiment/combined/paired/"
+)
+
+SOURCES = {
+    source.name: source
+    for source in (
+        Source(
+            "imdb",
+            "aclImdb",
+            (
+                Remote(
+                    "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",
+                    84_125_825,
+                    "c40f74a18d3b61f90feba1e17730e0d38e8b97c05fde7008942e91923d1658fe",
+                ),
+            ),
+            "free for research; cite Maas et al. 2011",
+        ),
+        Source(
+            "cifar10",
+            "cifar-10-batches-bin",
+            (
+                Remote(
+                    "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+                    170_052_171,
+                    "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+                ),
+            ),
+            "cite Krizhevsky 2009",
+        ),
+        Source(
+            "eraser",
+            "movies",
+            (
+                Remote(
+                    "http://www.eraserbenchmark.com/zipped/movies.tar.gz",
+                    3_899_487,
+                    "66e18d4e6c9df9e9f5544572b0bfe92a39673f74ecbfc3859b46cedb2f5b2dee",
+                ),
+            ),
+            "cite Zaidan and Eisner 2008, DeYoung et al. 2020",
+        ),
+        Source(
+            "cad",
+            "cad-imdb",
+            (
+                Remote(
+                    _CAD + "train_paired.tsv",
+                    3_179_425,
+                    "7ac50ca3d70890f80e11ee59955cdbfc43f26b5078d0603717817ab224d2af18",
+                ),
+                Remote(
+                    _CAD + "dev_paired.tsv",
+                    466_175,
+                    "4c2d8a70cbce23eba27fb1f0bb5043cf044811912435cf8d10c3ea6fc7a51363",
+                ),
+                Remote(
+                    _CAD + "test_paired.tsv",
+                    907_811,
+                    "9534b20850205c59015b313983cae7afb31c54c04ffcbd19cea7f1bce5011275",
+                ),
+            ),
+            "Apache-2.0; cite Kaushik et al. 2020",
+        ),
+        Source(
+            "bert",
+            "bert-uncased",
+            (
+                Remote(
+                    "https://huggingface.co/google-bert/bert-base-uncased/resolve/main/vocab.txt",
+                    231_508,
+                    "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
+                ),
+            ),
+            "Apache-2.0; cite Devlin et al. 2019",
+        ),
+    )
+}
+
+
+def data_root(folder: str | Path | None = None) -> Path:
+    """The folder of all data sets: the argument, or $MIRRORHEAD_DATA, or one of the user's own."""
+    if folder is not None:
+        return Path(folder).expanduser()
+    if named := os.environ.get("MIRRORHEAD_DATA"):
+        return Path(named).expanduser()
+    return cache_root() / "data"
+
+
+def cache_root() -> Path:
+    """Where what can be made again is kept: $MIRRORHEAD_CACHE, or the user's cache folder."""
+    if named := os.environ.get("MIRRORHEAD_CACHE"):
+        return Path(named).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "mirrorhead"
+
+
+def locate(name: str, folder: str | Path | None = None, *, download: bool = False) -> Path:
+    """The folder of one data set; with `download` it is fetched from its home if missing."""
+    source = _source(name)
+    root = data_root(folder)
+    path = root / source.folder
+    if path.is_dir():
+        return path
+    if download:
+        return fetch_source(source, root)
+    raise DataError(
+        f"{name}: there is no folder {path}. Put {source.folder}/ there as its authors publish it"
+        f" ({', '.join(remote.url for remote in source.remotes)}), or set MIRRORHEAD_DATA to the"
+        f' folder that has it, or have it fetched: mirrorhead.lab.datasets.download("{name}")'
+    )
+
+
+def download(name: str, folder: str | Path | None = None) -> Path:
+    """Fetch a data set from its home, unless it is there.
+
+    Args:
+        name: "imdb", "cifar10", "eraser", "cad" or "bert".
+        folder: of all data sets; see `data_root`.
+    """
+    return locate(name, folder, download=True)
+
+
+def fetch_source(source: Source, root: Path, *, show: bool = True, pause: float = 1.0) -> Path:
+    """Download a source's files, check them, and lay them out in `root`, all or none."""
+    path = root / source.folder
+    waiting = root / ".downloads" / source.name
+    files = [
+        fetch(
+            remote.url,
+            waiting / remote.name,
+            size=remote.size,
+            sha256=remote.sha256,
+            show=show,
+            pause=pause,
+        )
+        for remote in source.remotes
+    ]
+    if source.is_archive:
+        extract(files[0], path)
+    else:
+        with new_folder(path) as fresh:
+            for file in files:
+                shutil.copyfile(file, fresh / file.name)
+    shutil.rmtree(waiting, ignore_errors=True)
+    return path
+
+
+def _source(name: str) -> Source:
+    if name not in SOURCES:
+        raise ValueError(f"name must be one of {', '.join(SOURCES)}, got {name!r}")
+    return SOURCES[name]

@@ -1,0 +1,108 @@
+"""What may be trained on and what may be scored: overlaps, and a validation split by film.
+
+IMDb's train and test are of different films, but a random part of train shares its films with
+the rest: it reads about 2 points above test. `validation_split` keeps a film's reviews on one
+side, as far as the texts tell.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+
+import numpy as np
+import scipy.sparse as sp
+from scipy.sparse.csgraph import connected_components
+
+from mirrorhead.lab.datasets.texts import Texts
+
+#: A word that at most this many reviews have is likely a name: of a person, place or thing.
+RARE = 30
+#: So many rare words in common make one film of two reviews, wherever they stand ...
+FAR = 4
+#: ... and so many of two that stand within a page of reviews, as a film has 30 at most.
+NEAR, PAGE = 2, 30
+_WORD = re.compile(r"[a-z0-9']+")
+_NOT_LETTER = bytes(set(range(256)) - set(b"abcdefghijklmnopqrstuvwxyz0123456789"))
+
+
+def text_key(text: str) -> bytes:
+    """What two copies of a text have in common: letters and digits, in lower case.
+
+    >>> text_key("A <br />fine film!") == text_key("a fine  film")
+    True
+    """
+    plain = text.lower().replace("<br />", " ").encode("ascii", "ignore")
+    return plain.translate(None, delete=_NOT_LETTER)
+
+
+def without(reviews: Texts, others: Iterable[str]) -> np.ndarray:
+    """Places of the reviews whose text is none of `others`.
+
+    >>> reviews = Texts(("Dull.", "Grand!", "So so"), np.array([0, 1, 0]), ("a", "b", "c"))
+    >>> without(reviews, ["grand"])
+    array([0, 2])
+    """
+    keys = {text_key(text) for text in others}
+    return np.flatnonzero([text_key(text) not in keys for text in reviews.texts])
+
+
+def film_groups(reviews: Texts) -> np.ndarray:
+    """A number for each review; those that seem to be of one film, or copies, share it.
+
+    Two reviews belong together if they share at least 4 words that are rare in the set (2 to
+    30 reviews have them), or at least 2 when they have the same label and stand at most 30
+    places apart: the reviews of a film are neighbours in the published order. Groups are the
+    connected components.
+    """
+    documents = [set(_WORD.findall(text.lower())) for text in reviews.texts]
+    counts = Counter(word for document in documents for word in document)
+    # Sorted, for a result that does not depend on the order of a set.
+    column = {
+        word: i for i, word in enumerate(sorted(w for w, c in counts.items() if 2 <= c <= RARE))
+    }
+    columns = [[column[word] for word in document if word in column] for document in documents]
+    ends = np.cumsum([0] + [len(row) for row in columns])
+    indices = np.array([i for row in columns for i in row], dtype=np.int32)
+    n = len(reviews)
+    has = sp.csr_matrix((np.ones(len(indices), np.float32), indices, ends), (n, len(column)))
+    shared = sp.triu(has @ has.T, k=1).tocoo()  # how many rare words i and j share
+    i, j = shared.row, shared.col
+    near = (j - i <= PAGE) & (reviews.labels[i] == reviews.labels[j])
+    linked = (shared.data >= FAR) | (near & (shared.data >= NEAR))
+    i, j = i[linked], j[linked]
+    # Copies of a short text may have no rare word at all.
+    first: dict[bytes, int] = {}
+    copies = [first.setdefault(text_key(text), place) for place, text in enumerate(reviews.texts)]
+    i, j = np.concatenate([i, np.arange(n)]), np.concatenate([j, copies])
+    edges = sp.coo_matrix((np.ones(len(i), np.int8), (i, j)), (n, n))
+    return connected_components(edges, directed=False)[1]
+
+
+def validation_split(
+    reviews: Texts, share: float = 0.1, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Places to train on and places to validate on; no film on both sides.
+
+    Whole groups of `film_groups` are drawn at random, as long as they fit, until validation
+    has `share` of each label.
+    """
+    if not 0 < share < 1:
+        raise ValueError(f"share must be between 0 and 1, got {share}")
+    groups = film_groups(reviews)
+    counts = np.zeros((groups.max() + 1, reviews.labels.max() + 1), dtype=np.int64)
+    np.add.at(counts, (groups, reviews.labels), 1)  # (groups, labels)
+    room = share * counts.sum(axis=0)
+    chosen = np.zeros(len(counts), dtype=bool)
+    for group in np.random.default_rng(seed).permutation(len(counts)):
+        if (counts[group] <= room).all():
+            chosen[group] = True
+            room -= counts[group]
+    if not chosen.any():
+        raise ValueError(
+            f"of {len(reviews)} reviews no group of films fits into a share of {share}: they are"
+            " too few, or too much alike"
+        )
+    inside = chosen[groups]
+    return np.flatnonzero(~inside), np.flatnonzero(inside)

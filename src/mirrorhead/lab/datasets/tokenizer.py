@@ -1,0 +1,65 @@
+"""WordPiece: texts to token numbers, [CLS] first and [SEP] last."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mirrorhead.lab.datasets.errors import DataError
+from mirrorhead.lab.datasets.sources import locate
+from mirrorhead.lab.datasets.texts import read_text
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+PAD, UNK, CLS, SEP = "[PAD]", "[UNK]", "[CLS]", "[SEP]"
+MOST_TOKENS = 1 << 16  # they are stored in two bytes
+
+
+def load_tokenizer(
+    folder: str | Path | None = None, *, max_length: int = 512, download: bool = False
+) -> Tokenizer:
+    """The uncased tokenizer of BERT, from bert-uncased/vocab.txt; [PAD] is 0.
+
+    Args:
+        folder: of all data sets, or $MIRRORHEAD_DATA.
+        max_length: longer texts are cut, [CLS] and [SEP] counted.
+        download: fetch the vocabulary if it is not there.
+    """
+    path = locate("bert", folder, download=download) / "vocab.txt"
+    return wordpiece(read_text(path).splitlines(), max_length, str(path))
+
+
+def wordpiece(vocabulary: list[str], max_length: int = 512, where: str = "vocabulary") -> Tokenizer:
+    """A WordPiece tokenizer in lower case, whose line breaks in HTML are spaces.
+
+    >>> tokenizer = wordpiece(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "film", "##s"])
+    >>> tokenizer.encode("A<br />films").tokens
+    ['[CLS]', 'a', 'film', '##s', '[SEP]']
+    """
+    from tokenizers import Tokenizer, normalizers
+    from tokenizers.models import WordPiece
+    from tokenizers.normalizers import BertNormalizer, Replace
+    from tokenizers.pre_tokenizers import BertPreTokenizer
+    from tokenizers.processors import TemplateProcessing
+
+    numbers = {word: i for i, word in enumerate(vocabulary)}
+    missing = [word for word in (PAD, UNK, CLS, SEP) if word not in numbers]
+    if missing or len(numbers) != len(vocabulary) or len(numbers) > MOST_TOKENS:
+        raise DataError(
+            f"{where} is no WordPiece vocabulary:"
+            f" {len(vocabulary):,} entries, {len(vocabulary) - len(numbers)} of them twice,"
+            f" missing: {', '.join(missing) or 'none'}"
+        )
+    if numbers[PAD] != 0:
+        raise DataError(f"{where}: {PAD} must come first, it is number {numbers[PAD]}")
+    if max_length < 3:
+        raise ValueError(f"max_length must be at least 3, got {max_length}")
+    tokenizer = Tokenizer(WordPiece(numbers, unk_token=UNK))
+    tokenizer.normalizer = normalizers.Sequence([Replace("<br />", " "), BertNormalizer()])
+    tokenizer.pre_tokenizer = BertPreTokenizer()
+    tokenizer.post_processor = TemplateProcessing(
+        single=f"{CLS} $A {SEP}", special_tokens=[(CLS, numbers[CLS]), (SEP, numbers[SEP])]
+    )
+    tokenizer.enable_truncation(max_length)
+    return tokenizer

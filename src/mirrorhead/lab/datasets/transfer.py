@@ -1,0 +1,222 @@
+"""Download a file so that it is whole, or try again where it stopped; unpack it with care."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import shutil
+import tarfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+from mirrorhead._files import new_folder, sync_folder
+from mirrorhead.lab.datasets.errors import DataError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+CHUNK = 1 << 18
+#: No data set here is larger when unpacked: what is, is not what it says.
+MOST_BYTES = 4 << 30
+
+Advance = Callable[[int], None]
+
+
+def fetch(
+    url: str,
+    path: Path,
+    *,
+    size: int,
+    sha256: str,
+    attempts: int = 5,
+    timeout: float = 30.0,
+    pause: float = 1.0,
+    show: bool = True,
+) -> Path:
+    """Download `url` to `path`, and check its size and SHA-256 before it gets its name.
+
+    What has come so far is kept in `path` + ".part": after a cut connection, a crash or a
+    kill the next attempt asks the server for the rest (HTTP Range). An attempt that brings
+    something does not count; `attempts` in a row that bring nothing are an error.
+    """
+    part = path.with_name(path.name + ".part")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(part) as file:
+        if path.exists():  # made by another process while we waited for our turn
+            part.unlink(missing_ok=True)
+            return path
+        with _progress(path.name, size, show) as moved:
+            _complete(url, file, size, attempts, timeout, pause, moved)
+        got = _digest(part)
+        if got != sha256:
+            part.unlink()
+            raise DataError(
+                f"{url} has SHA-256 {got}, not {sha256}: the download was spoilt or the file at"
+                " its home has changed. Nothing was kept; try again"
+            )
+        os.fsync(file.fileno())
+        os.replace(part, path)
+    sync_folder(path.parent)
+    return path
+
+
+def extract(archive: Path, folder: Path) -> Path:
+    """Unpack the folder `folder.name` of a tar archive to `folder`, whole or not at all.
+
+    Only plain files and folders below that name are taken. A link, a device, an absolute
+    path or one with "..", and an archive that is cut short are errors.
+    """
+    with new_folder(folder) as fresh:
+        room = MOST_BYTES
+        try:
+            with tarfile.open(archive) as tar:
+                for member in tar:
+                    inner = _inner_path(member, folder.name)
+                    if inner is None:
+                        continue
+                    target = fresh.joinpath(*inner.parts)
+                    if member.isdir():
+                        target.mkdir(parents=True, exist_ok=True)
+                        continue
+                    room -= member.size
+                    if room < 0:
+                        raise DataError(f"{archive} unpacks to over {MOST_BYTES:,} bytes")
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    source = tar.extractfile(member)
+                    assert source is not None, "a plain file can be read"
+                    with source, target.open("xb") as file:
+                        shutil.copyfileobj(source, file)
+        except (tarfile.TarError, EOFError, OSError) as error:
+            raise DataError(f"{archive} can not be unpacked: {error}") from error
+        if not any(fresh.iterdir()):
+            raise DataError(f"{archive} has no folder {folder.name}")
+    return folder
+
+
+def _inner_path(member: tarfile.TarInfo, top: str) -> PurePosixPath | None:
+    """Where a member goes below `top`; None for the folder itself, and for metadata beside it."""
+    path = PurePosixPath(member.name)
+    if path.is_absolute() or ".." in path.parts or "\\" in member.name or ":" in member.name:
+        raise DataError(f"the archive has {member.name!r}, which leads out of its folder")
+    if not (member.isreg() or member.isdir()):
+        raise DataError(f"the archive has {member.name!r}, which is a link or a device")
+    if path.parts[:1] != (top,) or len(path.parts) == 1:
+        return None
+    return PurePosixPath(*path.parts[1:])
+
+
+def _complete(
+    url: str,
+    file: BinaryIO,
+    size: int,
+    attempts: int,
+    timeout: float,
+    pause: float,
+    moved: Advance,
+) -> None:
+    """Append to `file` until it has `size` bytes."""
+    failures = 0
+    have = file.seek(0, os.SEEK_END)
+    if have > size:
+        file.truncate(have := 0)
+    moved(have)
+    while have < size:
+        before, problem = have, "the connection ended early"
+        try:
+            have = _request(url, file, have, size, timeout, moved)
+        except urllib.error.HTTPError as error:
+            problem = f"the server says {error.code} {error.reason}"
+            if error.code in (401, 403, 404, 410):
+                raise DataError(f"{url}: {problem}") from error
+        except (OSError, http.client.HTTPException) as error:
+            problem = str(error) or type(error).__name__
+        finally:
+            have = file.seek(0, os.SEEK_END)
+        if have > size:
+            file.truncate(0)
+            raise DataError(f"{url} has more than the {size:,} bytes that it should have")
+        failures = 0 if have > before else failures + 1
+        if failures >= attempts:
+            raise DataError(
+                f"{url}: {problem}, {attempts} times; {have:,} of {size:,} bytes are kept"
+                " for the next try"
+            )
+        if have < size:
+            time.sleep(pause * 2**failures)
+
+
+def _request(url: str, file: BinaryIO, have: int, size: int, timeout: float, moved: Advance) -> int:
+    """Ask once for what is missing, and append what comes."""
+    request = urllib.request.Request(url, headers={"User-Agent": "mirrorhead"})
+    if have:
+        request.add_header("Range", f"bytes={have}-")
+    with urllib.request.urlopen(request, timeout=timeout) as answer:
+        begins = f"bytes {have}-"
+        resumed = answer.status == 206 and answer.headers.get("Content-Range", "").startswith(
+            begins
+        )
+        if have and not resumed:  # a server that sends all of it again
+            moved(-have)
+            file.truncate(have := 0)
+        while have <= size and (chunk := answer.read(CHUNK)):
+            file.write(chunk)
+            moved(len(chunk))
+            have += len(chunk)
+    file.flush()
+    return have
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[BinaryIO]:
+    """The file, to append to, by one process at a time; the lock dies with the process."""
+    while True:
+        with path.open("ab") as file:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX)
+            # Whoever had it before may have removed or renamed it: then it is not ours to fill.
+            if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
+                yield file
+                return
+
+
+@contextmanager
+def _progress(name: str, size: int, show: bool) -> Iterator[Advance]:
+    if not show:
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    ) as bar:
+        task = bar.add_task(name, total=size)
+        yield lambda n: bar.advance(task, n)

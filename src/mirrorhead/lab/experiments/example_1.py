@@ -1,0 +1,181 @@
+"""Example 1 (Figures 2 and 3): two samples in the plane, and the solution that the paper prints.
+
+Two samples with y_1 = 1, y_2 = -1 and z_i = x_i1, the first token selected. The matrices of the
+example are not legible in every copy; they can be read with or without a token at the origin:
+
+    with:     X_1 = (5, 0), (0, 0), (0, 1)     X_2 = -X_1
+    without:  X_1 = (5, 0), (0, 1)             X_2 = -X_1
+
+Figure 2 shows how W separates the selected tokens, Figure 3 how the margin of the labels, that
+of the lp-SVM, depends on the tokens. The example names no head; here v is the lp-SVM of the
+selected tokens, (1/5, 0), under which they have the highest scores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mirrorhead.lab.experiments.base import Result, TrialSettings, Verdict, experiment, judge
+from mirrorhead.lab.experiments.drawing import legend_below, panels
+from mirrorhead.margin import attention_svm, svm
+from mirrorhead.paths.descent import descend, direction_divergence, recorded_steps
+from mirrorhead.problem import AttentionProblem
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NAME = "example-1"
+TITLE = "Example 1: the printed solution"
+CLAIM = (
+    "The l3 max-margin matrix of Example 1 is (0.03846, 0; -0.00769, 0), and its tokens X11, X21 "
+    "give the labels the largest margin."
+)
+FIXED_TRIALS = True
+
+PRINTED = ((0.03846, 0.0), (-0.00769, 0.0))
+TOKENS = ((5.0, 0.0), (0.0, 0.0), (0.0, 1.0))
+READINGS = {"with the token (0, 0)": (True, True, True), "without it": (True, False, True)}
+CHOICES = ((0, 0), (0, 2), (2, 0), (2, 2), (0, 1))  # of the tokens of the two samples
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(TrialSettings):
+    """p: exponents to solve for, 3 among them; tol: the certified gap; steps: of the descent at
+    p = 3; lr."""
+
+    p: tuple[float, ...] = (1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0)
+    tol: float = 1e-12
+    steps: int = 20_000
+    lr: float = 0.1
+
+
+QUICK = Settings(trials=1, steps=2000)
+FULL = Settings(trials=1)
+
+
+@experiment(NAME)
+def run(settings: Settings) -> dict[str, Tensor]:
+    """W: (1, readings, exponents, 2, 2), the certified solutions; path: W(k) of normalised
+    descent from 0 at p = 3, (1, readings, records, 2, 2), and divergence, (1, readings,
+    records); margin: 1/||v||_3 for each choice of tokens, 0 where they do not separate the
+    labels, (1, choices)."""
+    problem = _problem()
+    W = torch.stack([_solve(problem, p, settings.tol) for p in settings.p], 1)
+    path = descend(problem, 3, settings.steps, settings.lr, progress=False)
+    divergence = direction_divergence(3, W[:, settings.p.index(3.0)], path.W, 2)
+    features = torch.stack([problem.X[0, (0, 1), choice] for choice in CHOICES])
+    norms = svm(features, problem.y[0].expand(len(CHOICES), 2), 3, settings.tol).norm
+    arrays = {"W": W, "path": path.W.transpose(0, 1), "divergence": divergence.T}
+    return {name: x.unsqueeze(0) for name, x in {**arrays, "margin": 1 / norms}.items()}
+
+
+def verdict(result: Result[Settings]) -> Verdict:
+    """The printed matrix against the solutions for p = 3, and for which p it is right."""
+    W, divergence, margin = (result[name][0] for name in ("W", "divergence", "margin"))
+    exponents = result.settings.p
+    at = exponents.index(3.0)
+    near = np.abs(W - PRINTED).max((-2, -1)) < 1e-5  # (readings, exponents)
+    fits = [
+        f"p = {exponents[k]:g} {reading}"
+        for row, reading in zip(near, READINGS, strict=True)
+        for k in np.flatnonzero(row)
+    ]
+    shown = W[:, at, :, 0].round(5) + 0.0  # no -0
+    solutions = "; ".join(
+        f"{reading} ({shown[k, 0]:.5f}, 0; {shown[k, 1]:.5f}, 0), which descent approaches "
+        f"to D = {divergence[k, -1]:.1e}"
+        for k, reading in enumerate(READINGS)
+    )
+    return judge(
+        CLAIM,
+        f"p = 3: {solutions}. Margin of the labels: {margin[0]:.3g} for X11, X21, at most "
+        f"{margin[1:].max():.3g} for other tokens",
+        bool(near[:, at].any() and margin[0] > margin[1:].max()),
+        f"The printed matrix is the solution for {' and '.join(fits) or 'no p tried'}.",
+    )
+
+
+def draw(result: Result[Settings]) -> Figure:
+    """Figure 2, the solutions against p, the descent to them, and Figure 3."""
+    figure, axes = panels(2, rows=2, height=6)
+    _draw_tokens(axes[0, 0], result)
+    _draw_solutions(axes[0, 1], result)
+    _draw_descent(axes[1, 0], result)
+    _draw_margins(axes[1, 1], result)
+    legend_below(figure, axes[0, 0], axes[0, 1], columns=5)
+    return figure
+
+
+def _draw_tokens(axis: Any, result: Result[Settings]) -> None:
+    """The tokens, and for each reading the lines half-way between the selected and the others."""
+    tokens = np.array(TOKENS)
+    axis.plot(*tokens.T, "o", color="k", label="X1")
+    axis.plot(*-tokens.T, "s", color="k", fillstyle="none", label="X2")
+    at = result.settings.p.index(3.0)
+    for k, reading in enumerate(READINGS):
+        normal = result["W"][0, k, at] @ tokens[0]  # W z_1, and W z_2 = -W z_1
+        middle = normal * (normal @ tokens[0] - 0.5) / (normal @ normal)
+        along = np.array([-normal[1], normal[0]]) / np.linalg.norm(normal)
+        line = np.stack([middle - 3 * along, middle + 3 * along])
+        for sign, label in ((1, reading), (-1, "_")):
+            axis.plot(*(sign * line.T), "--", color=f"C{k}", label=label)
+    axis.set(xlabel="first coordinate", ylabel="second coordinate", ylim=(-3.2, 3.2))
+    axis.set_title("Figure 2: lines that cut off X11, X21")
+
+
+def _draw_solutions(axis: Any, result: Result[Settings]) -> None:
+    """(W11, W21) for each p, and the printed pair."""
+    W, exponents = result["W"][0], result.settings.p
+    for k, size in enumerate((9, 5)):  # with the token all are the same point
+        axis.plot(*W[k, :, :, 0].T, "o-", color=f"C{k}", markersize=size)
+    for p, point in zip(exponents, W[1, :, :, 0], strict=True):
+        axis.annotate(f"{p:g}", point, (6, -4), textcoords="offset points", fontsize="small")
+    axis.plot(*np.array(PRINTED)[:, 0], "kx", markersize=10, label="printed for p = 3")
+    axis.margins(x=0.12)
+    axis.set(xlabel="W11", ylabel="W21", title="Solutions for the exponents p")
+
+
+def _draw_descent(axis: Any, result: Result[Settings]) -> None:
+    """The direction of W(k) and of the solution, as the ratio of its two entries."""
+    x = sorted(recorded_steps(result.settings.steps))
+    at = result.settings.p.index(3.0)
+    for k in range(len(READINGS)):
+        path, W = result["path"][0, k], result["W"][0, k, at]
+        axis.plot(x, path[:, 1, 0] / path[:, 0, 0], color=f"C{k}")
+        axis.axhline(W[1, 0] / W[0, 0], color="k", linestyle=":")
+    axis.set(xscale="log", xlabel="step", ylabel="W21 / W11")
+    axis.set_title("Descent at p = 3 to its solutions (dots)")
+
+
+def _draw_margins(axis: Any, result: Result[Settings]) -> None:
+    names = [f"X1{a + 1}, X2{b + 1}" for a, b in CHOICES]
+    bars = axis.barh(names, result["margin"][0], color="C2", height=0.6)
+    axis.bar_label(bars, fmt="%.3g", padding=3)
+    axis.invert_yaxis()
+    axis.grid(visible=False)
+    axis.margins(x=0.12)
+    axis.set(xlabel="margin of the labels, p = 3", title="Figure 3: margin by selected tokens")
+
+
+def _problem() -> AttentionProblem:
+    """Both readings as two trials; a mask takes the token (0, 0) away in the second."""
+    first = torch.tensor(TOKENS, dtype=torch.float64)
+    X = torch.stack([first, -first]).expand(2, 2, 3, 2)
+    y = torch.tensor([[1.0, -1.0]] * 2)
+    v = torch.tensor([[0.2, 0.0]] * 2)
+    mask = torch.tensor(list(READINGS.values())).unsqueeze(1).expand(2, 2, 3)
+    return AttentionProblem(X, X[:, :, 0], y, v, mask=mask)
+
+
+def _solve(problem: AttentionProblem, p: float, tol: float) -> Tensor:
+    """(readings, 2, 2), checked against the data."""
+    data = (problem.X, problem.z, torch.zeros(2, 2, dtype=torch.long))
+    solution = attention_svm(*data, p, tol, mask=problem.mask)
+    if not solution.check(*data, mask=problem.mask):
+        raise ArithmeticError(f"the solution for p = {p:g} does not check: {solution}")
+    return solution.W

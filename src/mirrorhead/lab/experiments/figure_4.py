@@ -1,0 +1,202 @@
+r"""Figure 4: the divergence of every lq path to the lp-AttSVM of every p, in two protocols.
+
+The paths are lq-AttGD with normalised gradients on 100 random problems (appendix H.2). What
+they are compared with depends on the tokens, and those on the start:
+
+    fair       all paths of a trial start at the same W(0); each is compared with the
+               lp-AttSVM of the tokens that it selected itself
+    authors'   each path has a W(0) of its own, and the lq path is compared with the lp-AttSVM
+               of the tokens that the lp path selected, which may be other ones
+    zero       as the fair one, from W(0) = 0: the text says "near the origin", the code draws
+               W(0) with standard deviation 1
+
+The divergence is D(W_mm / ||W_mm||, W(k) / ||W(k)||) in the potential of the path's own exponent q,
+as in the authors' code: one yardstick for all lines of a panel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mirrorhead.lab.experiments.base import Result, TrialSettings, Verdict, experiment, judge
+from mirrorhead.lab.experiments.drawing import band, legend_below, panels
+from mirrorhead.lab.experiments.starts import lengths_needed, repeated
+from mirrorhead.margin import attention_svm
+from mirrorhead.paths.descent import Path, descend, direction_divergence, recorded_steps
+from mirrorhead.problem import AttentionProblem
+from mirrorhead.synthetic import random_problem, random_weights
+from mirrorhead.tokens import globally_optimal_tokens, locally_optimal
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NAME = "figure-4"
+TITLE = "Figure 4: each path tends to its own max-margin solution"
+CLAIM = "The divergence of the lq path to the lp-AttSVM tends to 0 for p = q, and only there."
+FAIR, AUTHORS, ZERO = range(3)
+ELSEWHERE = 1_000_000  # seeds of the authors' starts: apart from all others, and for each path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(TrialSettings):
+    """p: exponents of the paths and of the problems; steps: of each path; lr; scale: the
+    standard deviation of W(0); tol: the certified gap of the max-margin solutions; patience: a
+    fair path whose tokens are not locally optimal may go on to so many times its length."""
+
+    p: tuple[float, ...] = (1.75, 2.0, 3.0)
+    steps: tuple[int, ...] = (1500, 2000, 20_000)
+    lr: float = 0.1
+    scale: float = 1.0
+    tol: float = 1e-12
+    patience: int = 32
+
+
+QUICK = Settings(trials=40)
+FULL = Settings(trials=100)
+
+
+@experiment(NAME)
+def run(settings: Settings) -> dict[str, Tensor]:
+    """For each path q "fair q" and "authors q", (trials, SVMs, records), and "zero q",
+    (trials, records); limits: the divergence of each path's own solution to those of the other
+    p for the same tokens, fair, (trials, paths, SVMs); tokens (trials, protocols, paths, n);
+    local and global: whether those are optimal, (trials, protocols, paths); needed: how many
+    times as long a fair path takes to locally optimal ones, 0 if too long, (trials, paths)."""
+    problem = random_problem(settings.trials, first=settings.first)
+    thrice = repeated(problem, 3)
+    shared = random_weights(problem, settings.scale, settings.first)
+    paths = []
+    for k, (q, steps) in enumerate(zip(settings.p, settings.steps, strict=True)):
+        own = random_weights(problem, settings.scale, settings.first + (k + 1) * ELSEWHERE)
+        init = torch.stack([shared, own, torch.zeros_like(own)])
+        paths.append(descend(thrice, q, steps, settings.lr, init=init, progress=False))
+    # The lp-AttSVM of the tokens of each path, in each protocol: (3, trials, d, d).
+    solved = {
+        (path.p, p): attention_svm(thrice.X, thrice.z, path.tokens, p, settings.tol).W
+        for path in paths
+        for p in settings.p
+    }
+
+    def divergence(path: Path, p: float, tokens_of: float, protocol: int) -> Tensor:
+        target = solved[tokens_of, p][protocol]
+        return direction_divergence(path.p, target, path.W[:, protocol], 2).T  # (trials, records)
+
+    arrays: dict[str, Tensor] = {}
+    for path in paths:
+        q = path.p
+        fair = [divergence(path, p, q, FAIR) for p in settings.p]
+        authors = [divergence(path, p, p, AUTHORS) for p in settings.p]
+        arrays[f"fair {q:g}"] = torch.stack(fair, 1)
+        arrays[f"authors {q:g}"] = torch.stack(authors, 1)
+        arrays[f"zero {q:g}"] = divergence(path, q, q, ZERO)
+    tokens = torch.stack([path.tokens for path in paths])  # (paths, 3, trials, n)
+    local = torch.stack([locally_optimal(thrice, path.tokens, path.p).optimal for path in paths])
+    needed = torch.stack(
+        [lengths_needed(_fair(path, problem), settings.patience) for path in paths]
+    )
+    best = (tokens == globally_optimal_tokens(problem)).all(-1)
+    limits = [
+        torch.stack([direction_divergence(q, solved[q, p], solved[q, q], 2) for p in settings.p])
+        for q in settings.p
+    ]
+    return {
+        **arrays,
+        "limits": torch.stack(limits)[:, :, FAIR].permute(2, 0, 1),
+        "tokens": tokens.permute(2, 1, 0, 3),
+        "local": local.permute(2, 1, 0),
+        "needed": needed.T,
+        "global": best.permute(2, 1, 0),
+    }
+
+
+def verdict(result: Result[Settings]) -> Verdict:
+    """Does each path go to its own solution, and so to no other?
+
+    To its own: that one is the nearest, and its mean divergence falls to a half or less over
+    the last nine tenths of the steps. To no other: the divergence to another solution tends to
+    that between the two solutions, which is positive, and stays above half of it.
+    """
+    settings = result.settings
+    same = np.eye(len(settings.p), dtype=bool)
+    fair, authors = (_means(result, name) for name in ("fair", "authors"))  # (paths, SVMs)
+    fall = fair[same] / _means(result, "fair", [steps / 10 for steps in settings.steps])[same]
+    limits = result["limits"].mean(0)[~same]
+    own = bool((fair.argmin(1) == np.arange(len(fair))).all() and (fall <= 0.5).all())
+    holds = own and bool((limits > 0).all() and (fair[~same] >= limits / 2).all())
+    zero = [result[f"zero {q:g}"][:, -1].mean() for q in settings.p]
+    least, most = (f(fair[~same] / limits) for f in (np.min, np.max))
+    ratio = authors[~same] / fair[~same]
+    rows = "; ".join(
+        f"path {q:g}: {_numbers(row)}" for q, row in zip(settings.p, fair, strict=True)
+    )
+    local, best = (result[name].sum(0) for name in ("local", "global"))  # (protocols, paths)
+    later, longest = (result["needed"] > 0).sum(0), result["needed"].max()
+    measured = (
+        f"mean D to the SVMs of p = {_words(settings.p)}, fair: {rows}; to other SVMs that is "
+        f"{least:.2f} to {most:.2f} times the divergence of the solutions. From W(0) = 0, to its "
+        f"own: {_numbers(zero)}. Locally optimal tokens in {_words(local[FAIR])} of "
+        f"{settings.trials} trials (in at most {longest} times the steps {_words(later)}), "
+        f"globally in {_words(best[FAIR])} (from zero {_words(best[ZERO])})"
+    )
+    remark = (
+        f"The authors' off-diagonals are {ratio.min():.1f} to {ratio.max():.1f} times the fair "
+        f"ones: with a start of its own, a path selects other tokens than another in "
+        f"{_differ(result, AUTHORS):.0%} of the pairs (fair: {_differ(result, FAIR):.0%}), and "
+        f"different problems are compared."
+    )
+    return judge(CLAIM, measured, holds, remark if ratio.max() > 1.5 else "")
+
+
+def draw(result: Result[Settings]) -> Figure:
+    """One panel for each path: mean divergence to each solution, fair and authors' (dashed)."""
+    settings = result.settings
+    figure, axes = panels(len(settings.p), sharey=True)
+    for axis, q, steps in zip(axes, settings.p, settings.steps, strict=True):
+        x = sorted(recorded_steps(steps))
+        for column, p in enumerate(settings.p):
+            line = {"color": f"C{column}", "label": f"SVM of p = {p:g}"}
+            band(axis, x, result[f"fair {q:g}"][:, column], **line)
+            line |= {"label": "_", "linestyle": "--", "linewidth": 1.2}
+            axis.plot(x, result[f"authors {q:g}"][:, column].mean(0), **line)
+        axis.set(xscale="log", yscale="log", xlabel="step", title=f"Path of p = {q:g}")
+        axis.set_xlim(left=min(10, steps / 10))
+    axes[0].set_ylabel("divergence (mean, middle 80 %)")
+    axes[0].plot([], [], "k--", linewidth=1.2, label="authors' protocol")
+    legend_below(figure, axes[0], columns=4)
+    return figure
+
+
+def _means(result: Result[Settings], name: str, steps: Sequence[float] = ()) -> np.ndarray:
+    """Mean divergence over trials at one step of each path, by default the last: (paths, SVMs)."""
+    settings, means = result.settings, []
+    for q, last, step in zip(settings.p, settings.steps, steps or settings.steps, strict=True):
+        at = np.searchsorted(sorted(recorded_steps(last)), step)
+        means.append(result[f"{name} {q:g}"][..., at].mean(0))
+    return np.stack(means)
+
+
+def _fair(path: Path, problem: AttentionProblem) -> Path:
+    """The fair path alone, of those that were descended together."""
+    return replace(path, problem=problem, W=path.W[:, FAIR], tokens=path.tokens[FAIR])
+
+
+def _differ(result: Result[Settings], protocol: int) -> float:
+    """How often two paths of a trial select different tokens."""
+    tokens = result["tokens"][:, protocol]  # (trials, paths, n)
+    pairs = combinations(range(tokens.shape[1]), 2)
+    return float(np.mean([(tokens[:, a] != tokens[:, b]).any(-1) for a, b in pairs]))
+
+
+def _numbers(values: Sequence[float] | np.ndarray) -> str:
+    return " / ".join(f"{value:.1e}" for value in values)
+
+
+def _words(values: Sequence[float] | np.ndarray) -> str:
+    return " / ".join(f"{value:g}" for value in values)

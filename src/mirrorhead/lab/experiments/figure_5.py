@@ -1,0 +1,114 @@
+"""Figure 5: two entries of W along a path, against the direction of the max-margin solution.
+
+The figure shows one trial; the verdict is about all of them. The entries are the two largest of
+the l2-AttSVM for the tokens that the l2 path selects, the same for every p.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor
+
+from mirrorhead.lab.experiments.base import Result, TrialSettings, Verdict, experiment, judge
+from mirrorhead.lab.experiments.drawing import panels
+from mirrorhead.margin import attention_svm
+from mirrorhead.paths.descent import descend, recorded_steps
+from mirrorhead.synthetic import random_problem, random_weights
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NAME = "figure-5"
+TITLE = "Figure 5: two entries of W along the path"
+CLAIM = "Any two entries of W move along the direction that the lp-AttSVM has in them."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(TrialSettings):
+    """p: exponents; steps: of each path; lr; scale: the standard deviation of W(0); tol: the
+    certified gap of the max-margin solutions."""
+
+    p: tuple[float, ...] = (1.75, 2.0, 3.0)
+    steps: tuple[int, ...] = (1500, 2000, 20_000)
+    lr: float = 0.1
+    scale: float = 1.0
+    tol: float = 1e-12
+
+
+QUICK = Settings(trials=20)
+FULL = Settings(trials=100)
+
+
+@experiment(NAME)
+def run(settings: Settings) -> dict[str, Tensor]:
+    """For each p "path p", the two entries from step 0 on, (trials, records, 2), and "ray p",
+    those of the solution, (trials, 2); entries: which they are, row by row, (trials, 2)."""
+    problem = random_problem(settings.trials, first=settings.first)
+    init = random_weights(problem, settings.scale, settings.first)
+    paths, solutions = [], []
+    for p, steps in zip(settings.p, settings.steps, strict=True):
+        record = _records(steps)
+        path = descend(problem, p, steps, settings.lr, init=init, record=record, progress=False)
+        paths.append(path)
+        solutions.append(attention_svm(problem.X, problem.z, path.tokens, p, settings.tol).W)
+    middle = solutions[settings.p.index(2.0)].flatten(-2)
+    entries = middle.abs().topk(2).indices  # (trials, 2)
+    arrays = {"entries": entries}
+    for path, W in zip(paths, solutions, strict=True):
+        at = entries.expand(len(path.W), *entries.shape)
+        arrays[f"path {path.p:g}"] = path.W.flatten(-2).gather(-1, at).transpose(0, 1)
+        arrays[f"ray {path.p:g}"] = W.flatten(-2).gather(-1, entries)
+    return arrays
+
+
+def verdict(result: Result[Settings]) -> Verdict:
+    """The angle between the two entries of W and those of the solution, at the start and at the
+    end: the claim holds if it ends below 5 degrees in the median and below 15 in nine of ten."""
+    settings = result.settings
+    angles = [_angles(result, p) for p in settings.p]  # each (trials, records)
+    start, end, most = (
+        np.array([np.quantile(angle[:, k], share) for angle in angles])
+        for k, share in ((0, 0.5), (-1, 0.5), (-1, 0.9))
+    )
+    words = [
+        f"p = {p:g}: {a:.0f} to {b:.2g} degrees (nine of ten below {c:.2g})"
+        for p, a, b, c in zip(settings.p, start, end, most, strict=True)
+    ]
+    measured = f"median angle to the solution, from start to end: {'; '.join(words)}"
+    return judge(CLAIM, measured, bool((end < 5).all() and (most < 15).all()))
+
+
+def draw(result: Result[Settings]) -> Figure:
+    """The first trial: one panel for each p, with the path and the ray of the solution."""
+    settings = result.settings
+    figure, axes = panels(len(settings.p))
+    size = random_problem(1).X.shape[-1]
+    names = [f"W[{k // size + 1}, {k % size + 1}]" for k in result["entries"][0].tolist()]
+    for axis, p in zip(axes, settings.p, strict=True):
+        path, ray = result[f"path {p:g}"][0], result[f"ray {p:g}"][0]
+        far = np.abs(path).max() / np.abs(ray).max()
+        axis.plot(*zip((0, 0), far * ray, strict=True), "--", color="C1", label="lp-AttSVM")
+        axis.plot(*path.T, color="C0", label="path")
+        axis.plot(*path[0], "o", color="C0", label="start")
+        axis.set(xlabel=names[0], title=f"p = {p:g}")
+        axis.set_aspect("equal", adjustable="datalim")
+    axes[0].set_ylabel(names[1])
+    axes[0].legend()
+    return figure
+
+
+def _records(steps: int) -> list[int]:
+    return sorted(recorded_steps(steps) | {0})
+
+
+def _angles(result: Result[Settings], p: float) -> np.ndarray:
+    """Between the two entries of W(k) and those of the solution, in degrees: (trials, records)."""
+    path, ray = (_plane(result[f"{name} {p:g}"]) for name in ("path", "ray"))
+    return np.abs(np.degrees(np.angle(path * ray.conj()[:, None])))
+
+
+def _plane(pairs: np.ndarray) -> np.ndarray:
+    return pairs[..., 0] + 1j * pairs[..., 1]

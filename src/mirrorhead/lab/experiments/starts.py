@@ -1,0 +1,48 @@
+"""One problem from several starts, and how long a path takes to locally optimal tokens."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from mirrorhead.paths.descent import Path, descend
+from mirrorhead.problem import AttentionProblem
+from mirrorhead.tokens import locally_optimal
+
+
+def repeated(problem: AttentionProblem, times: int) -> AttentionProblem:
+    """The problem so many times along a new leading dimension, to be descended at once.
+
+    >>> from mirrorhead.synthetic import random_problem
+    >>> repeated(random_problem(2), 3)
+    AttentionProblem(trials=(3, 2), n=6, T=8, d=10, logistic)
+    """
+    parts = (problem.X, problem.z, problem.y, problem.v)
+    X, z, y, v = (part.expand(times, *part.shape).contiguous() for part in parts)
+    return AttentionProblem(X, z, y, v, problem.loss_name)
+
+
+def lengths_needed(path: Path, patience: int) -> Tensor:
+    """How many times as long the path must be for locally optimal tokens: 1, 2, 4, ..., (...).
+
+    Where they are not, the path goes on by its own rule until they are, and at most to `patience`
+    times its length; 0 where they are not even then.
+
+    >>> from mirrorhead.synthetic import random_problem
+    >>> lengths_needed(descend(random_problem(5), p=2, steps=100), patience=8)
+    tensor([4, 4, 8, 4, 2])
+    """
+    problem, p, W = path.problem, path.p, path.W[-1].clone()
+    steps = int(path.steps[-1])
+    needed = locally_optimal(problem, path.tokens, p).optimal.long()
+    length = 1
+    while 2 * length <= patience and bool((left := needed == 0).any()):
+        X, z, y, v = (part[left] for part in (problem.X, problem.z, problem.y, problem.v))
+        rest = AttentionProblem(X, z, y, v, problem.loss_name)
+        more = length * steps
+        longer = descend(
+            rest, p, more, path.lr, path.rule, init=W[left], record=[more], progress=False
+        )
+        length *= 2
+        W[left] = longer.W[-1]
+        needed[left] = length * locally_optimal(rest, longer.tokens, p).optimal.long()
+    return needed

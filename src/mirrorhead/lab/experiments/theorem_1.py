@@ -1,0 +1,119 @@
+r"""Theorem 1: the regularization path tends to the max-margin solution of the best tokens.
+
+    W(R) = argmin L(W) subject to ||W||_p <= R,     W(R) / R -> W_mm / ||W_mm||  as R grows,
+
+with W_mm the lp-AttSVM solution of the tokens of highest score. The radii are multiples of
+||W_mm||, trial by trial; the search knows nothing else of W_mm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mirrorhead.lab.experiments.base import Result, TrialSettings, Verdict, experiment, judge
+from mirrorhead.lab.experiments.drawing import panels
+from mirrorhead.lab.experiments.lines import COLOURS, GREY, listed, median_band, of_each
+from mirrorhead.margin import attention_svm
+from mirrorhead.paths.diagnostics import fitted_slope
+from mirrorhead.paths.regularization import regularization_path
+from mirrorhead.synthetic import random_problem
+from mirrorhead.tokens import globally_optimal_tokens
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NAME = "theorem-1"
+TITLE = "Theorem 1: the regularization path"
+CLAIM = (
+    "The best weights of norm R tend, as R grows, to the direction of the AttSVM of the tokens "
+    "with the highest scores."
+)
+PIECE = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(TrialSettings):
+    """p: exponents; radii: in units of ||W_mm||; starts: of the search for each."""
+
+    p: tuple[float, ...] = (1.5, 1.75, 2.0, 3.0, 4.0)
+    radii: tuple[float, ...] = (1.0, 3.0, 10.0, 30.0, 100.0)
+    starts: int = 8
+
+
+QUICK = Settings(trials=10, p=(1.75, 2.0, 3.0), starts=4)
+FULL = Settings(trials=100)
+
+
+@experiment(NAME)
+def run(settings: Settings) -> dict[str, Tensor]:
+    """All (trials, exponents, radii): divergence to the max-margin solution of the best tokens;
+    right: whether attention prefers those tokens; optima: how many different ends the starts
+    came to; spread: of their log(L - L*)."""
+    problem = random_problem(settings.trials, first=settings.first)
+    tokens = globally_optimal_tokens(problem)
+    multiples = torch.tensor(settings.radii, dtype=torch.float64).unsqueeze(-1)
+    columns: dict[str, list[Tensor]] = {}
+    for p in settings.p:
+        solution = attention_svm(problem.X, problem.z, tokens, p, tol=1e-12)
+        path = regularization_path(problem, p, multiples * solution.norm, settings.starts)
+        row = {
+            "divergence": path.divergence_to(solution),  # (radii, trials)
+            "right": (path.tokens == tokens).all(-1),
+            "optima": path.optima,
+            "spread": path.spread,
+        }
+        for name, value in row.items():
+            columns.setdefault(name, []).append(value.T)
+    return {name: torch.stack(parts, 1) for name, parts in columns.items()}
+
+
+def verdict(result: Result[Settings]) -> Verdict:
+    """It holds if the last radii have the right tokens and a divergence that falls like a power."""
+    settings, divergence = result.settings, result["divergence"]
+    slope = _slopes(result)
+    right = result["right"][..., -1].sum(0)
+    words = [listed(row, ".1e") for row in np.median(divergence, 0)]
+    holds = (right >= 0.95 * settings.trials) & (np.median(slope, 0) < -1)
+    optima, spread = result["optima"][..., -1], np.median(result["spread"][..., -1])
+    return judge(
+        CLAIM,
+        f"median D at R / ||W_mm|| = {listed(settings.radii, 'g')}: {of_each(settings.p, words)}. "
+        f"Slopes over the last decade {listed(np.median(slope, 0), '.2f')}; the best tokens at the "
+        f"last radius in {listed(right, 'd')} of {settings.trials} trials",
+        bool(holds.all()),
+        f"There are many local minima: {settings.starts} starts end at {optima.mean():.1f} "
+        f"different ones on average at the largest radius, the best and the worst {spread:.0f} "
+        f"apart in log(L - L*) (median); the best is taken."
+        if optima.max() > 1 else "",
+    )  # fmt: skip
+
+
+def draw(result: Result[Settings]) -> Figure:
+    """The divergence against the radius; at how many different minima the starts end."""
+    settings = result.settings
+    figure, (left, right) = panels(2)
+    for k, (p, colour) in enumerate(zip(settings.p, COLOURS, strict=False)):
+        line = {"color": colour, "label": f"p = {p:g}", "marker": "o", "markersize": 4}
+        median_band(left, settings.radii, result["divergence"][:, k], **line)
+        right.plot(settings.radii, result["optima"][:, k].mean(0), **line)
+    radii = np.array(settings.radii[-2:])
+    end = np.median(result["divergence"][..., -1])
+    left.plot(radii, 3 * end * (radii / radii[-1]) ** -2, "--", color=GREY, label="slope -2")
+    label = r"radius $R / ||W_\mathrm{mm}||$"
+    left.set(xscale="log", yscale="log", xlabel=label, ylabel="divergence D")
+    left.legend(fontsize="small")
+    right.set(xscale="log", xlabel=label, ylabel=f"minima that {settings.starts} starts find")
+    right.set_ylim(bottom=0)
+    return figure
+
+
+def _slopes(result: Result[Settings]) -> np.ndarray:
+    """Of log D against log R over the last decade of radii, (trials, exponents)."""
+    divergence = torch.tensor(result["divergence"]).movedim(-1, 0)
+    radii = torch.tensor(result.settings.radii, dtype=torch.float64).reshape(-1, 1, 1)
+    return fitted_slope(radii.expand_as(divergence), divergence).numpy()

@@ -1,0 +1,155 @@
+r"""Three classes: an open question of the paper, answered by experiment.
+
+With outputs f = V' X' s in R^3 and cross-entropy, the loss of a sample is convex in its
+attention s. Two classes leave only one direction to go, and a token is always best. Three do
+not: the loss may be lowest at a mixture of tokens. A token t is best of all mixtures if and
+only if no other token is a direction of descent from it,
+
+    (softmax(f_t) - e_y)' (f_tau - f_t) >= 0   for all tau,     f_t = V' x_t,
+
+which is checked exactly here, sample by sample, and compared with what the paths do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mirrorhead.lab.experiments.base import Result, TrialSettings, Verdict, experiment, judge
+from mirrorhead.lab.experiments.drawing import panels
+from mirrorhead.lab.experiments.lines import COLOURS, at_a_tenth, listed, median_band
+from mirrorhead.margin import attention_svm
+from mirrorhead.paths.descent import descend, recorded_steps
+from mirrorhead.problem import AttentionProblem
+from mirrorhead.synthetic import random_problem
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NAME = "three-classes"
+TITLE = "Three classes (open question)"
+CLAIM = (
+    "Left open by the paper: with three classes, too, attention becomes one-hot and the weights "
+    "converge to the AttSVM of the selected tokens."
+)
+PIECE = 50
+ONE_HOT = 0.999  # the least mass of a selected token
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(TrialSettings):
+    """p: exponents; steps and lr of each path; tol: the certified gap of the solutions."""
+
+    p: tuple[float, ...] = (1.75, 2.0, 3.0)
+    steps: tuple[int, ...] = (3000, 6000, 6000)
+    lr: tuple[float, ...] = (0.1, 0.1, 10.0)
+    tol: float = 1e-12
+
+
+QUICK = Settings(trials=16, steps=(1500, 2000, 2000))
+FULL = Settings(trials=100)
+
+
+@experiment(NAME)
+def run(settings: Settings) -> dict[str, Tensor]:
+    """For each p "divergence p" to the AttSVM of the selected tokens, (trials, records). mass:
+    the attention on the selected token, (trials, exponents, n); local: whether no support token
+    is a direction of descent from it, as in Definition 3, (trials, exponents); pure: whether a
+    single token is best of all mixtures, (trials, n)."""
+    problem = random_problem(settings.trials, first=settings.first, classes=3)
+    change = _change(problem)
+    arrays: dict[str, Tensor] = {}
+    mass, local = [], []
+    for p, steps, lr in zip(settings.p, settings.steps, settings.lr, strict=True):
+        path = descend(problem, p, steps, lr, progress=False)
+        solution = attention_svm(problem.X, problem.z, path.tokens, p, settings.tol)
+        arrays[f"divergence {p:g}"] = path.divergence_to(solution).T
+        mass.append(problem.attention(path.W[-1]).amax(-1))
+        chosen = path.tokens[..., None, None].expand(*change.shape[:2], 1, change.shape[-1])
+        descends = change.gather(-2, chosen).squeeze(-2) <= 0  # (trials, n, tau)
+        local.append(~(descends & solution.support).any(-1).any(-1))
+    arrays |= {"mass": torch.stack(mass, 1), "local": torch.stack(local, 1)}
+    return arrays | {"pure": (change.amin(-1) >= -1e-12).any(-1)}
+
+
+def verdict(result: Result[Settings]) -> Verdict:
+    """It would hold if nearly all trials became one-hot and converged."""
+    settings = result.settings
+    one_hot = _one_hot(result)  # (trials, exponents)
+    good, bad, converge = [], [], []
+    for k, (p, steps) in enumerate(zip(settings.p, settings.steps, strict=True)):
+        chosen, divergence = one_hot[:, k], result[f"divergence {p:g}"]
+        end, before = divergence[:, -1], divergence[:, at_a_tenth(steps)]
+        if chosen.any():
+            good.append(np.median(end[chosen]))
+            fell = (end < before / 2)[chosen].mean()
+            converge.append(good[-1] < 0.01 and fell >= 0.9)
+        if not chosen.all():
+            bad.append(np.median(end[~chosen]))
+    measured = (
+        f"p = {listed(settings.p, 'g')}: {listed(one_hot.sum(0), 'd')} of {settings.trials} trials "
+        f"become one-hot"
+    )
+    if good:
+        measured += f", with a median D of {listed(good, '.1e')}"
+    if bad:
+        measured += f"; the others end at {listed(bad, '.1e')}"
+    pure = result["pure"].all(1)
+    soft = (result["mass"] <= ONE_HOT).mean()
+    remark = (
+        f"Cross-entropy of three classes is lowest at a mixture of tokens in "
+        f"{1 - result['pure'].mean():.0%} of the samples, and {soft:.0%} stay soft. Where a token "
+        f"is best in every sample, {one_hot[pure].sum()} of {one_hot[pure].size} paths become "
+        f"one-hot, elsewhere {one_hot[~pure].sum()} of {one_hot[~pure].size}; "
+        f"{result['local'][one_hot].sum()} of these {one_hot.sum()} at locally optimal tokens."
+    )
+    if converge:
+        remark += f" Paths that become one-hot {'do' if all(converge) else 'do not all'} converge."
+    holds = bool(one_hot.mean() >= 0.95 and converge and all(converge))
+    return judge(CLAIM, measured, holds, remark)
+
+
+def draw(result: Result[Settings]) -> Figure:
+    """The divergence along the path of each kind of trial; the least mass of each trial."""
+    settings = result.settings
+    at = settings.p.index(2.0) if 2.0 in settings.p else 0
+    p, steps = settings.p[at], settings.steps[at]
+    one_hot = _one_hot(result)
+    figure, (left, right) = panels(2)
+    x = sorted(recorded_steps(steps))
+    for kind, colour, label in (
+        (one_hot[:, at], COLOURS[0], "became one-hot"),
+        (~one_hot[:, at], COLOURS[1], "did not"),
+    ):
+        if kind.any():
+            values = result[f"divergence {p:g}"][kind]
+            median_band(left, x, values, color=colour, label=f"{label} ({kind.sum()})")
+    left.set(xscale="log", yscale="log", xlabel="step", ylabel="divergence to the AttSVM")
+    left.set_title(f"p = {p:g}")
+    left.legend()
+    share = (np.arange(settings.trials) + 0.5) / settings.trials
+    for k, (q, colour) in enumerate(zip(settings.p, COLOURS[2:], strict=False)):
+        least = np.sort(result["mass"][:, k].min(-1))
+        right.plot(share, least, color=colour, label=f"p = {q:g}")
+    right.set(xlabel="trials, sorted", ylabel="least attention on a selected token")
+    right.set_title("at the end")
+    right.xaxis.set_major_formatter("{x:.0%}")
+    right.legend()
+    return figure
+
+
+def _one_hot(result: Result[Settings]) -> np.ndarray:
+    """Which trials attend to one token in every sample, (trials, exponents)."""
+    return result["mass"].min(-1) > ONE_HOT
+
+
+def _change(problem: AttentionProblem) -> Tensor:
+    """(softmax(f_t) - e_y)' (f_tau - f_t), (trials, n, t, tau): the slope from t towards tau."""
+    outputs = torch.einsum("kntd,kcd->kntc", problem.X, problem.v)
+    true = torch.nn.functional.one_hot(problem.y.long(), outputs.shape[-1])
+    slope = outputs.softmax(-1) - true.unsqueeze(-2)  # (trials, n, T, classes)
+    return slope @ outputs.mT - (slope * outputs).sum(-1, keepdim=True)

@@ -1,0 +1,111 @@
+r"""Two heads: an open question of the paper, answered by experiment.
+
+The model is the sum of two heads, f = sum_h v_h' X' s(X W_h z), each with its own v_h on the
+unit sphere and its own weights; the step is normalised by the gradient of both together. If
+each head separates its own tokens alpha_h, the pair (W_1, W_2) should tend to the direction of
+the pair of max-margin solutions, and with it each head to its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mirrorhead.lab.experiments.base import Result, TrialSettings, Verdict, experiment, judge
+from mirrorhead.lab.experiments.drawing import legend_below, panels
+from mirrorhead.lab.experiments.lines import COLOURS, at_a_tenth, listed, median_band
+from mirrorhead.paths.descent import descend, direction_divergence, recorded_steps
+from mirrorhead.problem import AttentionProblem
+from mirrorhead.synthetic import random_problem
+from mirrorhead.tokens import locally_optimal
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NAME = "two-heads"
+TITLE = "Two heads (open question)"
+CLAIM = "Left open by the paper: each of several heads converges to the AttSVM of its own tokens."
+PIECE = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(TrialSettings):
+    """p: exponents; steps and lr of each path; tol: the certified gap of the solutions."""
+
+    p: tuple[float, ...] = (1.75, 2.0, 3.0)
+    steps: tuple[int, ...] = (3000, 6000, 6000)
+    lr: tuple[float, ...] = (0.1, 0.1, 10.0)
+    tol: float = 1e-12
+
+
+QUICK = Settings(trials=10, steps=(1500, 3000, 2000))
+FULL = Settings(trials=100)
+
+
+@experiment(NAME)
+def run(settings: Settings) -> dict[str, Tensor]:
+    """For each p "heads p", the divergence of each head to the solution of its tokens, (trials,
+    records, 2), and "pair p", that of both as one direction, (trials, records). tokens:
+    (trials, exponents, 2, n); local: whether each head's are locally optimal for it,
+    (trials, exponents, 2)."""
+    problem = random_problem(settings.trials, first=settings.first, heads=2)
+    # One problem a head, (trials, 2, ...): the same data with the head's own v.
+    X, z, y = (
+        part.unsqueeze(1).expand(-1, 2, *part.shape[1:]).contiguous()
+        for part in (problem.X, problem.z, problem.y)
+    )
+    each = AttentionProblem(X, z, y, problem.v)
+    arrays: dict[str, Tensor] = {}
+    tokens, local = [], []
+    for p, steps, lr in zip(settings.p, settings.steps, settings.lr, strict=True):
+        path = descend(problem, p, steps, lr, progress=False)
+        found = locally_optimal(each, path.tokens, p, settings.tol)
+        tokens.append(path.tokens)
+        local.append(found.optimal)
+        pair = direction_divergence(p, found.solution.W, path.W, 3)
+        arrays[f"heads {p:g}"] = path.divergence_to(found.solution).transpose(0, 1)
+        arrays[f"pair {p:g}"] = pair.T
+    return arrays | {"tokens": torch.stack(tokens, 1), "local": torch.stack(local, 1)}
+
+
+def verdict(result: Result[Settings]) -> Verdict:
+    """It holds if the divergence of nearly every head is small and still falling like a power."""
+    settings = result.settings
+    ends = [result[f"heads {p:g}"][:, -1] for p in settings.p]  # (trials, 2) each
+    before = [
+        result[f"heads {p:g}"][:, at_a_tenth(steps)]
+        for p, steps in zip(settings.p, settings.steps, strict=True)
+    ]
+    middle = [np.median(end) for end in ends]
+    fell = [(end < early / 2).mean() for end, early in zip(ends, before, strict=True)]
+    pair = [np.median(result[f"pair {p:g}"][:, -1]) for p in settings.p]
+    differ = (result["tokens"][:, :, 0] != result["tokens"][:, :, 1]).mean()
+    return judge(
+        CLAIM,
+        f"p = {listed(settings.p, 'g')}: median D of a head {listed(middle, '.1e')} (largest "
+        f"{listed(map(np.max, ends), '.1e')}), of both as one direction {listed(pair, '.1e')}; "
+        f"{result['local'].mean():.0%} of the heads are at locally optimal tokens, and the two "
+        f"differ in {differ:.0%} of the samples",
+        max(middle) < 0.01 and min(fell) >= 0.9,
+    )
+
+
+def draw(result: Result[Settings]) -> Figure:
+    """The divergence of each head, and of both as one, against the step."""
+    settings = result.settings
+    figure, axes = panels(len(settings.p), sharey=True)
+    for axis, p, steps in zip(axes, settings.p, settings.steps, strict=True):
+        x = sorted(recorded_steps(steps))
+        for head in range(2):
+            values = result[f"heads {p:g}"][..., head]
+            median_band(axis, x, values, color=COLOURS[head], label=f"head {head + 1}")
+        both = np.median(result[f"pair {p:g}"], 0)
+        axis.plot(x, both, "--", color="black", linewidth=1, label="both as one direction")
+        axis.set(xscale="log", yscale="log", xlabel="step", title=f"p = {p:g}")
+    axes[0].set_ylabel("divergence to the AttSVM")
+    legend_below(figure, axes[0], columns=3)
+    return figure

@@ -1,0 +1,155 @@
+"""The figures of a study, one function each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mirrorhead.lab.experiments.drawing import band, legend_below, panels
+from mirrorhead.lab.report.figure import COLOURS
+from mirrorhead.lab.report.real_data.results import KINDS, SHARES, Rival, Run, Study, Weights
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: Whose weights are drawn: more lines hide each other.
+SHOWN = ("MD p=1.1", "MD p=2", "MirrorAdam p=1.1", "AdamW")
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure, its name in files and ids, what it shows, and what a reader sees in it."""
+
+    name: str
+    caption: str
+    draw: Callable[[Study], Figure]
+
+
+def drawings(study: Study) -> list[Drawing]:
+    """All figures of a study."""
+    found = [
+        Drawing(
+            f"{study.name}-accuracy-figure",
+            "Test accuracy of all final runs: a dot for each seed, a line at the mean.",
+            accuracy,
+        ),
+        Drawing(
+            f"{study.name}-pruned-figure",
+            "Test accuracy against the share of weights set to 0, without retraining: mean, and"
+            " where the middle 80 % of the seeds are.",
+            pruning,
+        ),
+        Drawing(
+            f"{study.name}-weights-figure",
+            "Sizes of the weights of W_K, W_Q and W_V, with the first seed, and a dot at the"
+            " largest (Figure 8); to the right of the dotted line they count as large.",
+            weights,
+        ),
+    ]
+    if study.random_eraser:
+        found.append(
+            Drawing(
+                f"{study.name}-selection-figure",
+                "How well the tokens that people point at are found (AUPRC): a dot for each seed,"
+                " full for attention, hollow for gradient × input; the dashed line is random.",
+                selection,
+            )
+        )
+    return found
+
+
+def accuracy(study: Study) -> Figure:
+    """Every final run as a dot."""
+    rivals = study.trained[::-1]
+    figure, (axis,) = panels(1, height=1.1 + 0.36 * len(rivals))
+    for k, rival in enumerate(rivals):
+        values = 100 * np.array(rival.values(lambda run: run.test_accuracy))
+        _dots(axis, values, k, COLOURS[0])
+    _rows(axis, [rival.name for rival in rivals])
+    axis.set(xlabel="test accuracy, %")
+    return figure
+
+
+def pruning(study: Study) -> Figure:
+    """Accuracy against the share of weights that are set to 0."""
+    figure, (axis,) = panels(1, height=4.2)
+    for k, rival in enumerate(study.trained):
+        rows = [
+            [run.test_accuracy, *(run.measures.pruned[s] for s in SHARES)] for run in rival.runs
+        ]
+        line = {"color": COLOURS[k % len(COLOURS)], "linestyle": ("-", "--")[k // len(COLOURS)]}
+        # Equal distances: 90 and 95 % are what one wants to tell apart.
+        band(axis, range(5), 100 * np.array(rows), label=rival.name, marker="o", **line)
+    labels = ["0", *(f"{100 * share:g}" for share in SHARES)]
+    axis.set(xlabel="weights set to 0, %", ylabel="test accuracy, %")
+    axis.set_xticks(range(5), labels)
+    legend_below(figure, axis, columns=3)
+    return figure
+
+
+def weights(study: Study) -> Figure:
+    """Histograms of the sizes of attention's weights."""
+    from mirrorhead.lab.evaluation.weights import LARGE
+
+    figure, axes = panels(3, height=3.6, sharey=True)
+    rivals = [rival for rival in study.trained if rival.name in SHOWN] or study.trained[:4]
+    for axis, kind in zip(axes, KINDS, strict=True):
+        for k, rival in enumerate(rivals):
+            edges, density = sizes(rival.runs[0].measures.weights[kind])
+            colour = COLOURS[k % len(COLOURS)]
+            seen = np.where(density > 0, density, np.nan)  # 0 has no place on a log axis
+            axis.stairs(seen, edges, baseline=None, color=colour, linewidth=1.5, label=rival.name)
+            axis.plot(edges[-1], density[-1], "o", color=colour, markersize=4, clip_on=False)
+        axis.axvline(LARGE, color="#5c6370", linestyle=":", linewidth=1)
+        axis.set(yscale="log", xlabel="size of a weight", title=f"W_{kind[0].upper()}")
+    axes[0].set_ylabel("share of weights\nper unit of size")
+    legend_below(figure, axes[0], columns=4)
+    return figure
+
+
+def sizes(weights: Weights) -> tuple[np.ndarray, np.ndarray]:
+    """The histogram of |w| from that of w, as a density: edges from 0 and one value a bin.
+
+    >>> sizes(Weights(0, 0.0, 0.0, (-2.0, -1.0, 0.0, 1.0, 2.0), (1, 2, 4, 1)))
+    (array([0., 1., 2.]), array([0.75, 0.25]))
+    """
+    edges, counts = np.array(weights.edges), np.array(weights.counts, dtype=float)
+    half = len(counts) // 2
+    both = counts[half:] + counts[:half][::-1]
+    edges = edges[half:]
+    return edges, both / max(both.sum(), 1) / np.diff(edges)
+
+
+def selection(study: Study) -> Figure:
+    """AUPRC of attention and of gradient x input beside random, on the three sets."""
+    sets: list[tuple[str, float, Callable[[Run], Mapping[str, Any]]]] = [
+        ("ERASER val", study.random_eraser["val"].auprc, lambda run: run.measures.eraser["val"]),
+        ("ERASER test", study.random_eraser["test"].auprc, lambda run: run.measures.eraser["test"]),
+        ("edits, test", study.random_cad["test"].auprc, lambda run: run.measures.cad["test"]),
+    ]
+    rivals: tuple[Rival, ...] = study.trained[::-1]
+    figure, axes = panels(3, height=1.3 + 0.36 * len(rivals), sharey=True)
+    for axis, (title, chance, of) in zip(axes, sets, strict=True):
+        for k, rival in enumerate(rivals):
+            for scorer, colour in (("gradient", COLOURS[1]), ("attention", COLOURS[0])):
+                scores = np.array(rival.values(lambda run, s=scorer, f=of: f(run)[s].auprc))
+                _dots(axis, scores, k, colour, hollow=scorer == "gradient")
+        axis.axvline(chance, color="#5c6370", linestyle="--", linewidth=1.2)
+        axis.set(title=title, xlabel="AUPRC")
+    _rows(axes[0], [rival.name for rival in rivals])
+    return figure
+
+
+def _dots(axis: Any, values: np.ndarray, row: int, colour: str, *, hollow: bool = False) -> None:
+    """A dot for each value, and a line at their mean."""
+    face = "none" if hollow else colour
+    axis.plot(values, np.full(len(values), row), "o", color=colour, markerfacecolor=face, alpha=0.8)
+    axis.plot([values.mean()] * 2, [row - 0.32, row + 0.32], color=colour, linewidth=2)
+
+
+def _rows(axis: Any, names: list[str]) -> None:
+    axis.set_yticks(range(len(names)), names)
+    axis.set_ylim(-0.6, len(names) - 0.4)

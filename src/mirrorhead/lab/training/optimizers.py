@@ -1,0 +1,79 @@
+"""Optimizers by name: those of this package, and the rivals it is measured against."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from mirrorhead.lab.training.settings import OptimizerSettings
+from mirrorhead.optim import MirrorAdam, MirrorDescent
+from mirrorhead.optim.sharded import local
+
+
+def build_optimizer(
+    model: nn.Module, settings: OptimizerSettings, fused: bool = False
+) -> Optimizer:
+    """The optimizer that `settings` names, for all parameters of the model.
+
+    >>> build_optimizer(nn.Linear(2, 1), OptimizerSettings("sgd", lr=0.1, momentum=0.9)).__class__
+    <class 'torch.optim.sgd.SGD'>
+    """
+    params = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
+    lr, decay, momentum = settings.lr, settings.weight_decay, settings.momentum
+    ours = settings.name in ("mirror-descent", "mirror-adam")
+    how: Any = {"fused": True} if fused and (_can_compile() or not ours) else {}
+    if settings.name == "mirror-descent":
+        assert settings.p is not None
+        return MirrorDescent(
+            params,
+            lr,
+            settings.p,
+            momentum,
+            weight_decay=decay,
+            normalize=settings.normalize,
+            **how,
+        )
+    if settings.name == "mirror-adam":
+        assert settings.p is not None
+        return MirrorAdam(params, lr, settings.p, weight_decay=decay, **how)
+    if settings.name == "adamw":
+        return AdamW(params, lr, weight_decay=decay, **how)
+    if settings.name == "sgd":
+        return SGD(params, lr, momentum=momentum, weight_decay=decay, **how)
+    return ProximalSGD(params, lr, momentum=momentum, l1=settings.l1, **how)
+
+
+def _can_compile() -> bool:
+    """Whether kernels can be built: on a CPU, by the C++ compiler that torch would call."""
+    return torch.cuda.is_available() or shutil.which(os.environ.get("CXX", "g++")) is not None
+
+
+class ProximalSGD(SGD):
+    """SGD with momentum, then the proximal step of l1 ||w||_1: the classical way to sparse weights.
+
+    w <- sign(w) max(|w| - lr l1, 0) after each step, for matrices; vectors (gains, biases) are
+    left alone.
+    """
+
+    def __init__(
+        self, params: Any, lr: float, momentum: float = 0.0, l1: float = 0.0, **how: Any
+    ) -> None:
+        super().__init__(params, lr, momentum=momentum, **how)
+        self.l1 = l1
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        loss = super().step(closure)
+        with torch.no_grad():
+            for group in self.param_groups:
+                threshold = float(group["lr"]) * self.l1
+                for param in group["params"]:
+                    if param.ndim >= 2 and param.grad is not None and threshold > 0:
+                        weight = local(param)
+                        weight.copy_(nn.functional.softshrink(weight, threshold))
+        return loss

@@ -1,0 +1,102 @@
+"""Rivals and their learning rates: those of docs/results.md, or as somebody writes them.
+
+In the comparisons of docs/results.md there are four rates for each, half a decade apart, around
+what worked in prototypes, some of which had looked at test figures; among the four, validation
+data alone chooses. Everything but the optimizer is the preset's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mirrorhead.lab.training.settings import OPTIMIZERS, OPTIONS, OptimizerName, OptimizerSettings
+
+
+@dataclass(frozen=True)
+class Study:
+    """A preset, rivals by name with the settings that tuning tries, and seeds of final runs."""
+
+    preset: str
+    rivals: Mapping[str, Sequence[OptimizerSettings]]
+    seeds: tuple[int, ...]
+
+
+def _rates(name: OptimizerName, *rates: float, **options: Any) -> tuple[OptimizerSettings, ...]:
+    return tuple(OptimizerSettings(name, lr=lr, **options) for lr in rates)
+
+
+def parse_rival(text: str) -> tuple[str, tuple[OptimizerSettings, ...]]:
+    """A rival as it is written on a command line: the optimizer, its options, its rates.
+
+    Its name is all but the rates.
+
+    >>> name, rules = parse_rival("mirror-descent lr=0.1,0.3 p=1.1")
+    >>> name, [rule.lr for rule in rules]
+    ('mirror-descent p=1.1', [0.1, 0.3])
+    """
+    optimizer, *words = text.split() or [""]
+    found: OptimizerName | None = {name: name for name in OPTIMIZERS}.get(optimizer)  # pyright: ignore
+    if found is None:
+        known = ", ".join(OPTIMIZERS)
+        raise ValueError(f"rival {text!r}: it must begin with one of {known}, got {optimizer!r}")
+    given: dict[str, str] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or key not in ("lr", *OPTIONS[found]):
+            allowed = ", ".join(f"{option}=..." for option in ("lr", *OPTIONS[found]))
+            raise ValueError(f"rival {text!r}: {found} takes {allowed}, got {word!r}")
+        if key in given:
+            raise ValueError(f"rival {text!r}: {key} is given twice")
+        given[key] = value
+    if "lr" not in given:
+        raise ValueError(f"rival {text!r}: lr is missing, such as lr=0.03,0.1,0.3,1")
+    try:
+        rates = [_number("lr", rate) for rate in given.pop("lr").split(",")]
+        options: dict[str, Any] = {
+            key: value if key == "normalize" else _number(key, value)
+            for key, value in given.items()
+        }
+        rules = _rates(found, *rates, **options)
+    except ValueError as error:
+        raise ValueError(f"rival {text!r}: {error}") from None
+    words = [f"{k}={options[k]}" for k in OPTIONS[found] if k in options]
+    return " ".join([found, *words]), rules
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{name} must be a number, got {text!r}") from None
+
+
+STUDIES = {
+    "imdb": Study(
+        "laptop",
+        {
+            "MD p=1.1": _rates("mirror-descent", 0.03, 0.1, 0.3, 1.0, p=1.1),
+            "MD p=1.5": _rates("mirror-descent", 0.1, 0.3, 1.0, 3.0, p=1.5),
+            "MD p=2": _rates("mirror-descent", 0.1, 0.3, 1.0, 3.0, p=2.0),
+            "MD p=3": _rates("mirror-descent", 1e-3, 3e-3, 0.01, 0.03, p=3.0),
+            "MirrorAdam p=1.1": _rates("mirror-adam", 3e-5, 1e-4, 3e-4, 1e-3, p=1.1),
+            "MirrorAdam p=1.5": _rates("mirror-adam", 3e-5, 1e-4, 3e-4, 1e-3, p=1.5),
+            "AdamW": _rates("adamw", 3e-5, 1e-4, 3e-4, 1e-3, weight_decay=0.01),
+            # Mirror descent at p = 2 with momentum is the same thing.
+            "SGD, momentum": _rates("sgd", 0.01, 0.03, 0.1, 0.3, momentum=0.9),
+            # At the start the penalty is about as large as the loss.
+            "proximal l1": _rates("proximal-l1", 0.01, 0.03, 0.1, 0.3, momentum=0.9, l1=1e-4),
+        },
+        seeds=(0, 1, 2, 3, 4),
+    ),
+    "cifar10": Study(
+        "laptop-vit",
+        {
+            "MD p=1.1": _rates("mirror-descent", 0.03, 0.1, 0.3, 1.0, p=1.1),
+            "MirrorAdam p=1.1": _rates("mirror-adam", 3e-4, 1e-3, 3e-3, 0.01, p=1.1),
+            "AdamW": _rates("adamw", 3e-4, 1e-3, 3e-3, 0.01, weight_decay=0.01),
+        },
+        seeds=(0, 1, 2),
+    ),
+}

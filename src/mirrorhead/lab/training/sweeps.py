@@ -1,0 +1,237 @@
+"""Tuning that is fair, and says how it was done.
+
+Every rival gets the same number of learning rates; each is run once, and validation accuracy
+alone chooses. The chosen one is run again with every seed, and only these read the test set.
+Runs lie in folders named by a hash of their settings: what is done is not run again, and two
+sweeps may share a folder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial as bound
+from pathlib import Path
+from typing import Any
+
+from mirrorhead._files import write_atomically, write_json
+from mirrorhead.lab.datasets.sources import data_root
+from mirrorhead.lab.runtime.jobs import Backend, Failure, Work, interrupts, local
+from mirrorhead.lab.training.loop import fingerprint
+from mirrorhead.lab.training.presets import Preset, preset
+from mirrorhead.lab.training.settings import OptimizerSettings
+from mirrorhead.lab.training.trials import Trial, find_trial, run_trial, trial_sets
+
+Rivals = Mapping[str, Sequence[OptimizerSettings]]
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """One rival: the runs that chose its learning rate, and those with the chosen one."""
+
+    name: str
+    chosen: OptimizerSettings | None  # None if every learning rate diverged
+    tried: tuple[dict[str, Any], ...]
+    final: tuple[dict[str, Any], ...]
+
+
+#: Told of every run that ends: which, its record or why there is none, and whether it was there.
+Listener = Callable[[Trial, "dict[str, Any] | Failure", bool], None]
+
+
+class SweepError(RuntimeError):
+    """Some runs have no result; all others are kept."""
+
+
+def sweep(
+    base: str,
+    rivals: Rivals,
+    out: str | Path,
+    *,
+    seeds: Sequence[int] = (0, 1, 2, 3, 4),
+    epochs: int | None = None,
+    jobs: int = 1,
+    backend: Backend | None = None,
+    data: str | Path | None = None,
+    partial: bool = False,
+    listener: Listener | None = None,
+) -> list[Tuned]:
+    """Tune every rival on validation data, then run the chosen settings with every seed.
+
+    The record, rule included, is written to `record_path`. If a run fails, its rival goes no
+    further, all others are run, and a SweepError names what failed; the same call goes on there.
+
+    Args:
+        base: name of the preset for everything but the optimizer.
+        rivals: for each name, the same optimizer with different learning rates; as many for
+            each name.
+        out: the folder of all runs; on a cluster, on a file system that all machines share.
+        seeds: of the final runs. Tuning uses the first.
+        epochs: instead of the preset's.
+        jobs: processes at once; each run has one thread.
+        backend: of `mirrorhead.lab.runtime.jobs`, instead of processes on this machine.
+        data, partial: as in `load_sets`.
+        listener: called after every run.
+    """
+    _check(rivals, seeds)
+    root, source = Path(out).resolve(), data_root(data).resolve()
+    failures = record_path(out, base, rivals, seeds, epochs).with_suffix(".failures.txt")
+    first = _preset(base, next(iter(rivals.values()))[0], seeds[0], epochs)
+    sets = trial_sets(first, source, partial)  # encode once
+    prints = fingerprint(sets.train), fingerprint(sets.validation)
+    team = _Team(backend or local(jobs), prints, listener or (lambda *_: None))
+
+    def trial(name: str, rule: OptimizerSettings, seed: int, test: bool) -> Trial:
+        return Trial(name, _preset(base, rule, seed, epochs), root, source, partial, test)
+
+    tuning = {
+        name: [trial(name, rule, seeds[0], test=False) for rule in rules]
+        for name, rules in rivals.items()
+    }
+    tried = team.run(tuning)
+    chosen = {name: _best(rivals[name], records) for name, records in tried.items()}
+    finals = {
+        name: [trial(name, rule, seed, test=True) for seed in seeds] if rule else []
+        for name, rule in chosen.items()
+    }
+    final = team.run(finals)
+    if team.failed:
+        text = "\n".join(f"{trial}: {why.message}\n{why.details}" for trial, why in team.failed)
+        write_atomically(failures, text.encode())
+        lines = "".join(f"\n  {trial}: {why.message}" for trial, why in team.failed)
+        runs = "1 run" if len(team.failed) == 1 else f"{len(team.failed)} runs"
+        raise SweepError(
+            f"{runs} failed (more in {failures}); the others are kept, and the"
+            f" same sweep goes on from there:{lines}"
+        )
+    failures.unlink(missing_ok=True)
+    result = [
+        Tuned(name, rule, tuple(tried[name]), tuple(final[name])) for name, rule in chosen.items()
+    ]
+    _record(out, base, rivals, seeds, epochs, result)
+    return result
+
+
+def record_path(
+    out: str | Path, base: str, rivals: Rivals, seeds: Sequence[int], epochs: int | None
+) -> Path:
+    """out/sweep-<hash of what is asked>.json."""
+    asked = json.dumps(_asked(base, rivals, seeds, epochs), sort_keys=True)
+    return Path(out) / f"sweep-{hashlib.sha256(asked.encode()).hexdigest()[:16]}.json"
+
+
+@dataclass
+class _Team:
+    """Those who make the runs, and what they failed at."""
+
+    backend: Backend
+    prints: tuple[str, str]
+    listener: Listener
+    failed: list[tuple[Trial, Failure]] = field(default_factory=list)
+
+    def run(self, trials: Mapping[str, Sequence[Trial]]) -> dict[str, list[dict[str, Any]]]:
+        """The records of all rivals of whom no run failed, in the order of the trials."""
+        work = Work(run_trial, run_trial, bound(find_trial, self.prints))
+        records: dict[Trial, dict[str, Any]] = {}
+        todo: list[Trial] = []
+        for trial in [trial for group in trials.values() for trial in group]:
+            if (found := work.find(trial)) is None:
+                todo.append(trial)
+            else:
+                records[trial] = found
+                self.listener(trial, found, True)
+        with interrupts() as interrupted:
+            for trial, outcome in self.backend(work, todo) if todo else ():
+                if interrupted():
+                    raise KeyboardInterrupt
+                if not isinstance(outcome, Failure) and not _arrives(work, trial):
+                    outcome = Failure(
+                        f"done, but {trial.folder} is not to be seen here: is the"
+                        " folder shared by all machines?"
+                    )
+                if isinstance(outcome, Failure):
+                    self.failed.append((trial, outcome))
+                else:
+                    records[trial] = outcome
+                self.listener(trial, outcome, False)
+        return {
+            name: [records[trial] for trial in group]
+            for name, group in trials.items()
+            if all(trial in records for trial in group)
+        }
+
+
+def _arrives(work: Work[Trial, dict[str, Any]], trial: Trial) -> bool:
+    """Whether a run is in the folder as it is seen from here; a network may be late."""
+    for pause in (0.1, 0.5, 2.0, 5.0, 0.0):
+        if work.find(trial) is not None:
+            return True
+        time.sleep(pause)
+    return False
+
+
+def _preset(base: str, rule: OptimizerSettings, seed: int, epochs: int | None) -> Preset:
+    found = preset(base, rule)
+    changes = {"seed": seed, "epochs": found.training.epochs if epochs is None else epochs}
+    return dataclasses.replace(found, training=dataclasses.replace(found.training, **changes))
+
+
+def _best(
+    rules: Sequence[OptimizerSettings], records: Sequence[dict[str, Any]]
+) -> OptimizerSettings | None:
+    """The settings with the best validation accuracy; of equals, the smaller learning rate."""
+    alive = [
+        (-record["validation_accuracy"], rule.lr, i)
+        for i, (rule, record) in enumerate(zip(rules, records, strict=True))
+        if not record["diverged"]
+    ]
+    return rules[min(alive)[2]] if alive else None
+
+
+def _check(rivals: Rivals, seeds: Sequence[int]) -> None:
+    counts = {name: len(rules) for name, rules in rivals.items()}
+    if not counts or not all(counts.values()) or len(set(counts.values())) != 1:
+        raise ValueError(
+            f"rivals must have the same number of learning rates, at least 1 each, got {counts}"
+        )
+    for name, rules in rivals.items():
+        if len({rule.lr for rule in rules}) != len(rules):
+            raise ValueError(f"rivals[{name!r}] has a learning rate twice")
+        if len({dataclasses.replace(rule, lr=1.0) for rule in rules}) != 1:
+            raise ValueError(f"rivals[{name!r}] must differ in lr alone")
+    if not seeds or len(set(seeds)) != len(seeds) or min(seeds) < 0:
+        raise ValueError(
+            f"seeds must be different numbers, none negative, at least one, got {list(seeds)}"
+        )
+
+
+def _asked(base: str, rivals: Rivals, seeds: Sequence[int], epochs: int | None) -> dict[str, Any]:
+    return {
+        "preset": base,
+        "epochs": epochs,
+        "seeds": list(seeds),
+        "rivals": {name: [dataclasses.asdict(r) for r in rules] for name, rules in rivals.items()},
+    }
+
+
+def _record(
+    out: str | Path,
+    base: str,
+    rivals: Rivals,
+    seeds: Sequence[int],
+    epochs: int | None,
+    result: Sequence[Tuned],
+) -> None:
+    rule = (
+        f"{len(next(iter(rivals.values())))} learning rates for each rival, each run once with"
+        f" seed {seeds[0]}; the best validation accuracy chooses, of equals the smaller rate;"
+        " the chosen one is run with every seed, and only these read the test set"
+    )
+    asked = _asked(base, rivals, seeds, epochs)
+    tuned = [dataclasses.asdict(one) for one in result]
+    path = record_path(out, base, rivals, seeds, epochs)
+    write_json(path, {"asked": asked, "rule": rule, "tuned": tuned})

@@ -1,0 +1,409 @@
+r"""One layer of softmax attention, with a gradient that stays right when attention is one-hot.
+
+The model is f(X, z) = v' X' s(X W z) with s the softmax, and the training loss
+L(W) = (1/n) sum_i l(y_i f(X_i, z_i)). With scores a_t = y v' x_t and logits h = X W z the
+gradient of one sample with respect to its logits is l'(y f) s_t (a_t - sum_tau s_tau a_tau).
+
+As training goes on, s tends to a one-hot vector and that bracket cancels: in floating point
+the direction of the plain formula is noise once its size is near 1e-16. Here everything is
+written relative to the selected token alpha, the one with the largest logit. With
+r_t = h_t - h_alpha, m the largest r_t of the others, and e_t = exp(r_t - m),
+
+    s_alpha = 1 / (1 + exp(m) sum e),     s_t = s_alpha exp(m) e_t,
+    D       = sum_t s_t (a_alpha - a_t) = exp(m) D',   D' = s_alpha sum_t e_t (a_alpha - a_t),
+    dL/dh_t = l' s_alpha exp(m) e_t (exp(m) D' - (a_alpha - a_t))     for t other than alpha,
+
+and the entry of alpha is minus the sum of the others. Only numbers of size one are added;
+l', s_alpha and exp(m) are carried as logarithms. The margin y f = a_alpha - exp(m) D' comes
+for free.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mirrorhead.losses import Loss, get_loss
+from mirrorhead.potentials import lp_norm
+
+
+@dataclass(frozen=True, eq=False)
+class Gradient:
+    """A gradient as `mantissa * exp(log_scale)`, one scale for each trial.
+
+    dims: how many of the last dimensions belong to the parameter; the others are trials.
+    mass: (...), of a gradient in W: the sum of |dL/dh_it| over all tokens but the selected ones,
+    in units of exp(log_scale). Where attention is nearly one-hot on better tokens than the
+    others, it is what the loss still has to fall, and gradient over mass that of its logarithm.
+    """
+
+    mantissa: Tensor
+    log_scale: Tensor
+    dims: int
+    mass: Tensor | None = None
+
+    @property
+    def _dims(self) -> tuple[int, ...]:
+        return tuple(range(-self.dims, 0))
+
+    def normalized(self, q: float) -> Tensor:
+        """The gradient divided by its q-norm; zero where the gradient is zero."""
+        norm = lp_norm(self.mantissa, q, self._dims, keepdim=True)
+        return self.mantissa / norm.where(norm > 0, 1)
+
+    def log_norm_of(self, q: float) -> Tensor:
+        """The logarithm of the q-norm, (...); -inf for a zero gradient."""
+        return lp_norm(self.mantissa, q, self._dims).log() + self.log_scale
+
+    @property
+    def direction(self) -> Tensor:
+        """The gradient over its Frobenius norm; zero where the gradient is zero."""
+        return self.normalized(2)
+
+    @property
+    def log_norm(self) -> Tensor:
+        """The logarithm of the Frobenius norm, (...): finite long after `value` is zero."""
+        return self.log_norm_of(2)
+
+    @property
+    def value(self) -> Tensor:
+        """The plain tensor, which underflows to zero where the gradient is below 1e-308."""
+        return self.mantissa * self.log_scale.exp().reshape(self.log_scale.shape + (1,) * self.dims)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AttentionProblem:
+    """Data and head of a one-layer attention classifier; leading dimensions are trials.
+
+    Args:
+        X: tokens, (..., n, T, d).
+        z: queries, (..., n, d).
+        y: labels +1 or -1, (..., n); with `classes`, integers 0 ... classes - 1.
+        v: the linear head, (..., d); with `heads` and `classes`, (..., heads, classes, d)
+            without the dimensions that are not asked for.
+        loss: "logistic", "exponential" or "linear"; with `classes`, cross-entropy.
+        mask: (..., n, T) bool, False at padding.
+        heads: f is the sum of so many heads, each with its own W and v: W is then
+            (..., heads, d, d).
+        classes: the number of classes where there are more than two outcomes.
+
+    Everything is computed in float64.
+
+    >>> X = torch.tensor([[[2.0, 0.0], [0.0, 1.0]]])
+    >>> problem = AttentionProblem(X, z=X[:, 0], y=[1.0], v=[1.0, 1.0])
+    >>> W = torch.tensor([[500.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
+    >>> gradient = problem.gradient(W)
+    >>> gradient.value.abs().max(), gradient.log_norm
+    (tensor(0., dtype=torch.float64), tensor(-2000.6291, dtype=torch.float64))
+    >>> gradient.direction
+    tensor([[-0.8944,  0.0000],
+            [ 0.4472,  0.0000]], dtype=torch.float64)
+    """
+
+    X: Tensor
+    z: Tensor
+    y: Tensor
+    v: Tensor
+    loss_name: str
+    mask: Tensor | None
+    heads: int | None
+    classes: int | None
+
+    def __init__(
+        self,
+        X: Tensor,
+        z: Tensor,
+        y: Tensor | list[float],
+        v: Tensor | list[float],
+        loss: str = "logistic",
+        mask: Tensor | None = None,
+        heads: int | None = None,
+        classes: int | None = None,
+    ) -> None:
+        get_loss(loss)
+        X = _floats("X", X)
+        if X.dim() < 3 or 0 in X.shape:
+            raise ValueError(f"X must be (..., n, T, d) and not empty, got {tuple(X.shape)}")
+        for name, count, least in (("heads", heads, 1), ("classes", classes, 2)):
+            if count is not None and (type(count) is not int or count < least):
+                raise ValueError(f"{name} must be None or an integer >= {least}, got {count!r}")
+        if classes is not None and loss != "logistic":
+            raise ValueError(f"loss must be 'logistic' with classes, got {loss!r}")
+        trials, n, d = X.shape[:-3], X.shape[-3], X.shape[-1]
+        z = _floats("z", z, X)
+        y = _floats("y", y, X)
+        v = _floats("v", v, X)
+        head = tuple(size for size in (heads, classes) if size is not None)
+        for name, value, shape in (
+            ("z", z, (*trials, n, d)),
+            ("y", y, (*trials, n)),
+            ("v", v, (*trials, *head, d)),
+        ):
+            if value.shape != shape:
+                raise ValueError(f"{name} must have shape {shape}, got {tuple(value.shape)}")
+        if classes is None and not bool((y.abs() == 1).all()):
+            raise ValueError("y must be +1 or -1 everywhere (or give classes)")
+        if classes is not None and not bool(((y == y.round()) & (y >= 0) & (y < classes)).all()):
+            raise ValueError(f"y must be integers from 0 to {classes - 1} with classes={classes}")
+        if mask is not None:
+            mask = torch.as_tensor(mask, device=X.device)
+            if mask.dtype != torch.bool or mask.shape != X.shape[:-1]:
+                raise ValueError(
+                    f"mask must be bool of shape {tuple(X.shape[:-1])},"
+                    f" got {mask.dtype} {tuple(mask.shape)}"
+                )
+            if not bool(mask.any(-1).all()):
+                raise ValueError("mask must keep at least one token of every sample")
+            # What padding holds must not matter, not even to 0 * x.
+            X = X.masked_fill(~mask.unsqueeze(-1), 0.0)
+        for name, value in (
+            ("X", X), ("z", z), ("y", y), ("v", v), ("loss_name", loss), ("mask", mask),
+            ("heads", heads), ("classes", classes),
+        ):  # fmt: skip
+            object.__setattr__(self, name, value)
+
+    def __repr__(self) -> str:
+        trials, (n, T, d) = tuple(self.X.shape[:-3]), self.X.shape[-3:]
+        extras = "".join(
+            f", {name}={value}"
+            for name, value in (("heads", self.heads), ("classes", self.classes))
+            if value is not None
+        )
+        masked = ", masked" if self.mask is not None else ""
+        return (
+            f"AttentionProblem(trials={trials}, n={n}, T={T}, d={d}, {self.loss_name}"
+            f"{extras}{masked})"
+        )
+
+    # -- shapes -------------------------------------------------------------------------
+
+    @property
+    def trials(self) -> tuple[int, ...]:
+        """The leading dimensions."""
+        return tuple(self.X.shape[:-3])
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """(..., d, d), or (..., heads, d, d)."""
+        d = self.X.shape[-1]
+        return (*self.trials, *(() if self.heads is None else (self.heads,)), d, d)
+
+    @property
+    def weight_dims(self) -> int:
+        """How many of the last dimensions of W are not trials: 2, or 3 with heads."""
+        return 2 if self.heads is None else 3
+
+    @property
+    def head_dims(self) -> int:
+        """How many of the last dimensions of v are not trials."""
+        return 1 + (self.heads is not None) + (self.classes is not None)
+
+    def with_head(self, v: Tensor) -> AttentionProblem:
+        """The same data with another head v, unchecked: JointGD changes it at every step."""
+        other = object.__new__(AttentionProblem)
+        other.__dict__.update(self.__dict__)
+        other.__dict__.update(v=v)
+        other.__dict__.pop("_values", None)
+        return other
+
+    def trial(self, index: int | slice) -> AttentionProblem:
+        """One trial, or a slice of them, of a problem with one leading dimension.
+
+        >>> X = torch.ones(5, 1, 2, 3)
+        >>> AttentionProblem(X, X[..., 0, :], torch.ones(5, 1), torch.ones(5, 3)).trial(2)
+        AttentionProblem(trials=(), n=1, T=2, d=3, logistic)
+        """
+        if len(self.trials) != 1:
+            raise ValueError(f"trial needs one leading dimension, the problem has {self.trials}")
+        mask = None if self.mask is None else self.mask[index]
+        return AttentionProblem(
+            self.X[index], self.z[index], self.y[index], self.v[index],
+            self.loss_name, mask, self.heads, self.classes,
+        )  # fmt: skip
+
+    # -- the model ----------------------------------------------------------------------
+
+    @property
+    def loss_function(self) -> Loss:
+        """The loss as a function of the margin."""
+        return get_loss(self.loss_name)
+
+    def logits(self, W: Tensor) -> Tensor:
+        """X W z, (..., n, T), or (..., heads, n, T); -inf at padding."""
+        return self._heads_first(self._logits(self._weights(W)))
+
+    def attention(self, W: Tensor) -> Tensor:
+        """softmax(X W z), of the shape of `logits`."""
+        return self.logits(W).softmax(-1)
+
+    def select(self, W: Tensor) -> Tensor:
+        """The token with the largest attention in each sample, (..., n) or (..., heads, n)."""
+        return self.logits(W).argmax(-1)
+
+    def scores(self) -> Tensor:
+        """y_i v' x_it, (..., n, T) or (..., heads, n, T): Definition 2, for two classes."""
+        if self.classes is not None:
+            raise ValueError("scores are defined for labels +1 and -1, not for classes")
+        scores = self._values[..., 0]  # (..., n, heads or 1, T)
+        return self._heads_first(scores)
+
+    def output(self, W: Tensor) -> Tensor:
+        """f(X_i, z_i), (..., n), or (..., n, classes)."""
+        output = (self._logits(self._weights(W)).softmax(-1).unsqueeze(-1) * self._values).sum(
+            (-3, -2)
+        )
+        return output if self.classes is not None else output.squeeze(-1) * self.y
+
+    def loss(self, W: Tensor) -> Tensor:
+        """The training loss, (...); differentiable by autograd while attention is soft."""
+        output = self.output(W)
+        if self.classes is None:
+            return self.loss_function.value(self.y * output).mean(-1)
+        true = self.y.long().unsqueeze(-1)
+        return -output.log_softmax(-1).gather(-1, true).squeeze(-1).mean(-1)
+
+    def gradient(self, W: Tensor) -> Gradient:
+        """The gradient of the loss in W, with its direction right at any size."""
+        forward = self._forward(self._weights(W))
+        return self._weight_gradient(forward)
+
+    def gradients(self, W: Tensor) -> tuple[Gradient, Gradient]:
+        """The gradients in W and in the head v, from one pass."""
+        forward = self._forward(self._weights(W))
+        return self._weight_gradient(forward), self._head_gradient(forward)
+
+    def reach(self, q: float) -> Tensor:
+        """How far weights of p-norm one can move a logit from its sample's mean, (...).
+
+        |(x_t - mean x)' W z| <= ||W||_p ||x_t - mean x||_q ||z||_q; the largest over all tokens.
+        """
+        kept = torch.ones_like(self.X[..., 0]) if self.mask is None else self.mask.to(self.X)
+        kept = kept.unsqueeze(-1)  # (..., n, T, 1)
+        centre = (self.X * kept).sum(-2, keepdim=True) / kept.sum(-2, keepdim=True)
+        spread = lp_norm((self.X - centre) * kept, q, -1).amax(-1)  # (..., n)
+        return (spread * lp_norm(self.z, q, -1)).amax(-1)
+
+    # -- inside: heads stand between samples and tokens, (..., n, heads, T) ---------------
+
+    @cached_property
+    def _values(self) -> Tensor:
+        """What each token says to each class, times y for two classes: (..., n, h, T, c)."""
+        d = self.X.shape[-1]
+        v = self.v.reshape(*self.trials, 1, self.heads or 1, self.classes or 1, d)
+        values = torch.matmul(v, self.X.mT.unsqueeze(-3)).mT  # (..., n, h, T, c)
+        return values if self.classes is not None else values * self.y[..., None, None, None]
+
+    def _weights(self, W: Tensor) -> Tensor:
+        """W as (..., heads, d, d) in float64, checked."""
+        W = torch.as_tensor(W, dtype=torch.float64, device=self.X.device)
+        if W.shape != self.weight_shape:
+            raise ValueError(f"W must have shape {self.weight_shape}, got {tuple(W.shape)}")
+        return W if self.heads is not None else W.unsqueeze(-3)
+
+    def _heads_first(self, x: Tensor) -> Tensor:
+        """(..., n, heads, T) to (..., heads, n, T), or (..., n, T) where there is one."""
+        return x.squeeze(-2) if self.heads is None else x.transpose(-3, -2)
+
+    def _logits(self, W: Tensor) -> Tensor:
+        # (..., heads, n, d) -> (..., n, heads, d) -> (..., n, heads, T)
+        Wz = torch.matmul(self.z.unsqueeze(-3), W.mT).transpose(-3, -2)
+        logits = torch.matmul(Wz, self.X.mT)
+        if self.mask is not None:
+            logits = logits.masked_fill(~self.mask.unsqueeze(-2), -torch.inf)
+        return logits
+
+    def _forward(self, W: Tensor) -> _Forward:
+        logits = self._logits(W)
+        top, token = logits.max(-1, keepdim=True)
+        others = (logits - top).scatter_(-1, token, -torch.inf)
+        # A sample with one token has no others: the finite floor keeps -inf - -inf out.
+        log_tail = others.amax(-1, keepdim=True).clamp_min(torch.finfo(others.dtype).min)
+        rest = (others - log_tail).exp_()
+        tail = log_tail.exp()
+        excess = tail * rest.sum(-1, keepdim=True)  # (1 - s_alpha) / s_alpha
+        selected = 1 / (1 + excess)
+        if self.classes is None:
+            scores = self._values.squeeze(-1)
+            best = scores.gather(-1, token)
+            gap = best - scores
+            shortfall = selected * (rest * gap).sum(-1, keepdim=True)
+            margin = (best - tail * shortfall).sum((-2, -1))
+            log_slope = self.loss_function.log_slope(margin)
+            weights = -self.y.unsqueeze(-1)
+        else:
+            values = self._values
+            best = values.gather(-2, token.unsqueeze(-1).expand(*token.shape, self.classes))
+            gaps = best - values  # (..., n, heads, T, classes)
+            missing = tail * selected * (rest.unsqueeze(-2) @ gaps).squeeze(-2)
+            output = (best.squeeze(-2) - missing).sum(-2)  # (..., n, classes)
+            weights, log_slope = _cross_entropy_slope(output, self.y)
+            gap = -(gaps @ weights[..., None, :, None]).squeeze(-1)
+            shortfall = selected * (rest * gap).sum(-1, keepdim=True)
+        log_scale = log_slope.unsqueeze(-1) + (log_tail - excess.log1p()).squeeze(-1)
+        return _Forward(token, rest, tail, selected, gap, shortfall, log_slope, log_scale, weights)
+
+    def _weight_gradient(self, forward: _Forward) -> Gradient:
+        _, rest, tail, _, gap, shortfall, _, log_scale, _ = forward
+        pull = rest * (tail * shortfall - gap)  # (..., n, heads, T), 0 at the selected token
+        largest = log_scale.amax((-2, -1), keepdim=True)
+        share = (log_scale - largest).exp() / -self.X.shape[-3]
+        mass = -(pull.abs().sum(-1) * share).sum((-2, -1))
+        pull.scatter_(-1, forward.token, -pull.sum(-1, keepdim=True))
+        rows = torch.matmul(pull * share.unsqueeze(-1), self.X)  # (..., n, heads, d)
+        mantissa = torch.matmul(rows.movedim(-3, -1), self.z.unsqueeze(-3))
+        mantissa = mantissa if self.heads is not None else mantissa.squeeze(-3)
+        return Gradient(mantissa, largest[..., 0, 0], self.weight_dims, mass)
+
+    def _head_gradient(self, forward: _Forward) -> Gradient:
+        _, rest, tail, selected, _, _, log_slope, _, weights = forward
+        attention = (rest * tail).scatter_(-1, forward.token, 1.0) * selected
+        features = torch.matmul(attention, self.X)  # (..., n, heads, d)
+        largest = log_slope.amax(-1, keepdim=True)
+        share = (log_slope - largest).exp() / self.X.shape[-3]
+        mantissa = torch.einsum("...nc,...nhd->...hcd", weights * share.unsqueeze(-1), features)
+        return Gradient(mantissa.reshape(self.v.shape), largest.squeeze(-1), self.head_dims)
+
+
+class _Forward(NamedTuple):
+    """One pass: what the module's formula names, (..., n, heads, T) or 1 in place of T."""
+
+    token: Tensor  # alpha
+    rest: Tensor  # e_t, 0 at alpha
+    tail: Tensor  # exp(m)
+    selected: Tensor  # s_alpha
+    gap: Tensor  # a_alpha - a_t
+    shortfall: Tensor  # D'
+    log_slope: Tensor  # log -l', (..., n)
+    log_scale: Tensor  # log(-l' s_alpha exp(m)), (..., n, heads)
+    weights: Tensor  # dl/df over exp(log_slope), (..., n, classes or 1)
+
+
+def _cross_entropy_slope(output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The slope of cross-entropy in the outputs as (weights, log of 1 - p_true).
+
+    It is p_c - [c true]; over 1 - p_true that is -1 at the true class and the shares of
+    the others, a softmax of their own, so nothing cancels as p_true tends to 1.
+    """
+    true = y.long().unsqueeze(-1)
+    wrong = output.scatter(-1, true, -torch.inf)
+    weights = wrong.softmax(-1).scatter(-1, true, -1.0)
+    log_slope = wrong.logsumexp(-1) - output.logsumexp(-1)
+    return weights, log_slope
+
+
+def _floats(name: str, value: object, like: Tensor | None = None) -> Tensor:
+    """A finite float64 tensor, or an error that names the argument."""
+    try:
+        x = torch.as_tensor(value, device=None if like is None else like.device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{name} must be a tensor or an array of numbers: {error}") from None
+    if x.is_complex():
+        raise TypeError(f"{name} must be real, got {x.dtype}")
+    x = x.to(torch.float64)
+    if not bool(x.isfinite().all()):
+        raise ValueError(f"{name} must be finite, got {int((~x.isfinite()).sum())} bad entries")
+    return x

@@ -1,0 +1,102 @@
+"""Random attention problems as in the paper's appendix H.2, and the paper's Example 2."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mirrorhead.problem import AttentionProblem
+
+
+def random_problem(
+    trials: int,
+    n: int = 6,
+    T: int = 8,
+    d: int = 10,
+    first: int = 0,
+    loss: str = "logistic",
+    heads: int | None = None,
+    classes: int | None = None,
+) -> AttentionProblem:
+    """Trials with x_it, z_i and v uniform on the unit sphere and y_i uniform.
+
+    Trial k is drawn from its own generator, seeded first + k: the same trial is the same
+    problem however many are drawn with it.
+
+    >>> random_problem(3)
+    AttentionProblem(trials=(3,), n=6, T=8, d=10, logistic)
+    >>> bool((random_problem(3).X[2] == random_problem(1, first=2).X[0]).all())
+    True
+    """
+    for name, value in (("trials", trials), ("n", n), ("T", T), ("d", d)):
+        if type(value) is not int or value < 1:
+            raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
+    head = tuple(size for size in (heads, classes) if size is not None)
+    parts = []
+    for seed in range(first, first + trials):
+        generator = torch.Generator().manual_seed(seed)
+        X = on_sphere((n, T, d), generator)
+        z = on_sphere((n, d), generator)
+        y = torch.randint(0, classes or 2, (n,), generator=generator)
+        parts.append((X, z, y if classes else 2.0 * y - 1, on_sphere((*head, d), generator)))
+    X, z, y, v = (torch.stack(part) for part in zip(*parts, strict=True))
+    return AttentionProblem(X, z, y, v, loss, heads=heads, classes=classes)
+
+
+def random_weights(
+    problem: AttentionProblem, scale: float, first: int = 0, distribution: str = "normal"
+) -> Tensor:
+    """A start W(0) for each trial, of standard deviation `scale`, seeded like the trials.
+
+    distribution: "normal", "uniform", "sparse" (one entry in ten, normal) or "rank-one".
+    The seeds are apart from those of `random_problem`, so W(0) and X are independent: a
+    generator looks at 32 bits of its seed, and the highest is set here.
+    """
+    shape, leading = problem.weight_shape, problem.trials
+    if len(leading) != 1:
+        raise ValueError(f"random_weights needs one leading dimension, got {leading}")
+    starts = []
+    for seed in range(first, first + leading[0]):
+        generator = torch.Generator().manual_seed(2**31 + seed)
+        starts.append(_draw(shape[1:], distribution, generator))
+    return scale * torch.stack(starts)
+
+
+def on_sphere(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Rows uniform on the unit sphere."""
+    x = torch.randn(shape, dtype=torch.float64, generator=generator)
+    return x / x.norm(dim=-1, keepdim=True)
+
+
+def _draw(shape: tuple[int, ...], distribution: str, generator: torch.Generator) -> Tensor:
+    def normal(*sizes: int) -> Tensor:
+        return torch.randn(*sizes, dtype=torch.float64, generator=generator)
+
+    if distribution == "normal":
+        return normal(*shape)
+    if distribution == "uniform":
+        return (torch.rand(shape, dtype=torch.float64, generator=generator) - 0.5) * 12**0.5
+    if distribution == "sparse":
+        keep = torch.rand(shape, dtype=torch.float64, generator=generator) < 0.1
+        return normal(*shape) * keep * 10**0.5
+    if distribution == "rank-one":
+        return normal(*shape[:-1], 1) * normal(*shape[:-2], 1, shape[-1])
+    raise ValueError(
+        f"distribution must be normal, uniform, sparse or rank-one; got {distribution!r}"
+    )
+
+
+def example_2(halved: bool = False) -> AttentionProblem:
+    """Example 2, (39): n = 2, T = 3, d = 2, z_i the first token; v starts at zero.
+
+    The authors' code trains on half of the printed values: `halved` gives those.
+    """
+    X = torch.tensor(
+        [
+            [[-5.4, 2.4], [2.8, 4.2], [2.6, -0.2]],
+            [[0.8, -4.4], [-2.2, -0.8], [1.8, 0.2]],
+        ],
+        dtype=torch.float64,
+    )
+    X = X / 2 if halved else X
+    return AttentionProblem(X, X[:, 0], [1.0, -1.0], [0.0, 0.0])

@@ -1,0 +1,127 @@
+"""Made-up results of real-data studies, true to the schema and to nothing else.
+
+A rival has levels, around which its runs scatter by the seed:
+
+    accuracy   on test data; pruning takes `falls` of it at 90 %, less before and more after
+    large, sparsity, selection, entropy   of the measures of that kind
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from mirrorhead.lab.training.studies import STUDIES
+
+DRAWN = 0.001  # the standard deviation of what scatters
+
+
+@dataclass(frozen=True)
+class Level:
+    """Where a rival's runs are."""
+
+    accuracy: float = 0.85
+    falls: float = 0.05
+    large: int = 1_000
+    sparsity: float = 0.5
+    selection: float = 0.3
+    entropy: float = 0.9
+
+
+def made_up(study: str, levels: Mapping[str, Level] = MappingProxyType({})) -> dict[str, Any]:
+    """The content of a file; levels by the rival's name, all others at the default."""
+    rng = np.random.default_rng(0)
+    asked = STUDIES[study]
+    rivals = []
+    for name, rules in asked.rivals.items():
+        level = levels.get(name, Level())
+        tried = [
+            {"lr": rule.lr, "diverged": False, "validation_accuracy": 0.86, "best_epoch": 4}
+            for rule in rules
+        ]
+        tried[-1] |= {"diverged": True, "validation_accuracy": None, "best_epoch": None}
+        runs = [_run(seed, level, rng, texts=study == "imdb") for seed in asked.seeds]
+        rivals.append({"name": name, "chosen": asdict(rules[1]), "tried": tried, "runs": runs})
+    content: dict[str, Any] = {
+        "study": study, "preset": asked.preset, "epochs": 5, "batch_size": 32,
+        "rule": "4 learning rates for each rival; <validation> chooses",
+        "command": f"mirrorhead sweep {study}",
+        "sizes": {"train": 20185, "validation": 2242, "test": 25000},
+        "rivals": rivals,
+    }  # fmt: skip
+    if study == "imdb":
+        content["baselines"] = {
+            "random": {
+                "eraser": {"val": _rationales(0.1, rng), "test": _rationales(0.2, rng)},
+                "cad": {"dev": _edits(0.1, rng), "test": _edits(0.15, rng)},
+            }
+        }
+    return content
+
+
+def write(folder: Path, content: dict[str, Any]) -> Path:
+    """Write a file of results where it belongs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{content['study']}.json"
+    path.write_text(json.dumps(content))
+    return path
+
+
+def _run(seed: int, level: Level, rng: np.random.Generator, *, texts: bool) -> dict[str, Any]:
+    falls = {"0.5": 0.1, "0.8": 0.5, "0.9": 1.0, "0.95": 2.0}
+    measures: dict[str, Any] = {
+        "weights": {kind: _weights(level, rng) for kind in ("key", "query", "value")},
+        "pruned": {s: _near(level.accuracy - f * level.falls, rng) for s, f in falls.items()},
+        "entropy": {
+            "mean": _near(level.entropy, rng),
+            "by_head": [_near(level.entropy + d, rng) for d in (-0.05, -0.02, 0.02, 0.05)],
+        },
+    }
+    if texts:
+        score = level.selection
+        measures["eraser"] = {
+            split: {"attention": _rationales(score, rng), "gradient": _rationales(0.25, rng)}
+            for split in ("val", "test")
+        }
+        measures["cad"] = {
+            split: {"attention": _edits(score, rng), "gradient": _edits(0.25, rng)}
+            for split in ("dev", "test")
+        }
+    return {
+        "seed": seed, "best_epoch": int(rng.integers(3, 6)),
+        "train_accuracy": 0.9, "validation_accuracy": 0.86,
+        "test_accuracy": _near(level.accuracy, rng), "measures": measures,
+        "diverged": False, "seconds_per_epoch": 20.0 + seed,
+    }  # fmt: skip
+
+
+def _weights(level: Level, rng: np.random.Generator) -> dict[str, Any]:
+    values = rng.laplace(scale=1 - level.sparsity, size=4_000)
+    largest = float(abs(values).max())
+    counts, edges = np.histogram(values, bins=60, range=(-largest, largest))
+    return {
+        "large": level.large + int(rng.integers(-5, 6)),
+        "gini": _near(level.sparsity, rng),
+        "hoyer": _near(level.sparsity, rng),
+        "histogram": {"edges": edges.tolist(), "counts": counts.tolist()},
+    }
+
+
+def _rationales(score: float, rng: np.random.Generator) -> dict[str, Any]:
+    names = ("auprc", "token_f1", "iou_f1", "comprehensiveness", "sufficiency")
+    return {"documents": 199, "chance": 0.08, **{name: _near(score, rng) for name in names}}
+
+
+def _edits(score: float, rng: np.random.Generator) -> dict[str, Any]:
+    names = ("auprc", "mass")
+    return {"pairs": 488, "chance": 0.11, **{name: _near(score, rng) for name in names}}
+
+
+def _near(value: float, rng: np.random.Generator) -> float:
+    return float(value + DRAWN * rng.standard_normal())

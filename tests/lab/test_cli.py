@@ -1,0 +1,216 @@
+"""The command line, and the front door it needs to be quick."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mirrorhead
+from mirrorhead.lab.cli.main import main
+
+TESTS = Path(__file__).parent
+HEAVY = {"torch", "matplotlib", "numpy", "scipy", "joblib", "jinja2"}
+
+
+def fresh(program: str) -> str:
+    """What the program prints in an interpreter of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def test_the_front_door_is_light_and_complete() -> None:
+    program = f"""
+import sys, mirrorhead
+assert not {HEAVY} & set(sys.modules), {HEAVY} & set(sys.modules)
+assert mirrorhead.optim.MirrorAdam is mirrorhead.MirrorAdam
+print(mirrorhead.__version__)
+"""
+    assert fresh(program).strip() == mirrorhead.__version__
+    tree = ast.parse(Path(mirrorhead.__file__).read_text())
+    typed = [
+        str(alias.asname)
+        for block in tree.body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    ]
+    assert len(typed) > 10
+    assert sorted(typed) == sorted(mirrorhead._HOME)  # what pyright sees, and what there is
+    for name in typed:
+        assert name in dir(mirrorhead)
+        assert getattr(mirrorhead, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'Mirror'"):
+        mirrorhead.Mirror  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_help_answers_before_anything_heavy_is_imported() -> None:
+    program = f"""
+import sys
+from mirrorhead.lab.cli.main import main
+for arguments in (["--help"], ["reproduce", "--help"], ["report", "--help"]):
+    try:
+        main(arguments)
+    except SystemExit as end:
+        assert end.code == 0
+assert not {HEAVY} & set(sys.modules), {HEAVY} & set(sys.modules)
+"""
+    text = fresh(program)
+    assert "reproduce" in text and "--only" in text and "example-1" in text
+    assert "--markdown" in text
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"mirrorhead {mirrorhead.__version__}\n"
+    root = TESTS.parents[1]
+    for file in ("pyproject.toml", "CITATION.cff"):
+        assert mirrorhead.__version__ in (root / file).read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--only figure-99", "there is no experiment 'figure-99'; there are example-1"),
+        ("--only json", "json is no experiment: it lacks NAME"),
+        ("--only toy_experiment --trials 0", "--trials must be at least 1, got 0"),
+        ("--only example-1 --trials 0", "--trials must be at least 1, got 0"),
+        ("--only example-1,", "--only has an empty name"),
+        ("--only ../x", "there is no experiment '../x'; there are example-1"),
+        ("--jobs 0", "--jobs must be at least 1, got 0"),
+        ("--backend dask", "--backend dask needs --address"),
+        ("--backend dask --address a --jobs 2", "--jobs goes with --backend local"),
+        ("--address tcp://x", "--address goes with --backend dask, not with local"),
+        ("--backend slurm", "--backend slurm needs sbatch"),
+        ("--out /dev/null/x", "Not a directory"),
+    ],
+)
+def test_wrong_use_is_one_line(
+    arguments: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert main(["reproduce", *arguments.split()]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("mirrorhead: ") and error.count("\n") == 1
+    assert message in error
+    assert not list(tmp_path.rglob("*.html"))
+
+
+@pytest.mark.parametrize("arguments", [["reproduce", "--trials", "x"], ["reproduce", "--onyl"], []])
+def test_unknown_options(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 2
+    printed = capsys.readouterr()
+    assert not printed.out and "Traceback" not in printed.err and "--help" in printed.err
+
+
+def test_without_matplotlib(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    import importlib.util
+
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        "mirrorhead.lab.cli.entries.find_spec",
+        lambda name: None if name == "matplotlib" else real(name),
+    )
+    assert main(["reproduce", "--out", str(tmp_path)]) == 2
+    assert "pip install 'mirrorhead[plot]'" in capsys.readouterr().err
+
+
+def reproduce(out: Path, *arguments: str) -> int:
+    return main(["reproduce", "--jobs", "1", "--out", str(out), *arguments])
+
+
+def test_reproduce_from_the_first_run_to_the_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert reproduce(out, "--only", "toy_experiment") == 0
+    printed = capsys.readouterr()
+    assert printed.out.endswith(f"report: {out / 'report.html'}\n") and not printed.err
+    assert "toy" in printed.out and "holds" in printed.out
+    # Another experiment joins the same folder; what is registered there stays in the report.
+    assert reproduce(out, "--only", "example-1") == 0
+    assert reproduce(out, "--only", "toy_experiment,example-1", "--trials", "5") == 0
+    page = (out / "report.html").read_text()
+    assert page.index('id="example-1"') < page.index('id="toy"')
+    command = f"mirrorhead reproduce --only toy_experiment --trials 5 --out {out}"
+    assert command in page
+    assert reproduce(out, "--only", "toy_experiment", "--only", "toy_experiment") == 0
+    assert 'id="example-1"' in (out / "report.html").read_text()
+    capsys.readouterr()
+    before = (out / "report.html").read_bytes()
+    assert reproduce(out, "--only", "toy_experiment", "--full") == 2
+    assert "scale 1.0 there, 2.0 here" in capsys.readouterr().err
+    assert (out / "report.html").read_bytes() == before
+
+
+def test_a_failure_is_reported_and_the_rest_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TOY_FAIL", "5")
+    assert reproduce(tmp_path, "--only", "example-1,toy_experiment") == 1
+    printed = capsys.readouterr()
+    assert printed.err == "mirrorhead: toy did not finish\n"
+    assert "failed: toy, trials 4 to 7: ArithmeticError: seed 5 is a bad one" in printed.out
+    assert "Traceback" in (tmp_path / "toy" / "failures.txt").read_text()
+    page = (tmp_path / "report.html").read_text()
+    assert "not finished" in page and 'id="example-1"' in page
+    monkeypatch.delenv("TOY_FAIL")
+    assert reproduce(tmp_path, "--only", "toy_experiment") == 0
+    assert "not finished" not in (tmp_path / "report.html").read_text()
+    assert not (tmp_path / "toy" / "failures.txt").exists()
+
+
+def test_a_figure_that_fails_takes_nothing_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(_: object) -> None:
+        raise RuntimeError("no ink")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("toy_experiment.draw", broken)
+        assert reproduce(tmp_path, "--only", "toy_experiment,example-1") == 1
+    assert "computed, but not drawn or judged: RuntimeError: no ink" in capsys.readouterr().err
+    assert "no ink" in (tmp_path / "report.html").read_text()
+    assert reproduce(tmp_path, "--only", "toy_experiment") == 0
+    # Nor does one that an earlier command left in the folder.
+    with monkeypatch.context() as patch:
+        patch.setattr("mirrorhead.lab.experiments.example_1.draw", broken)
+        assert reproduce(tmp_path, "--only", "toy_experiment") == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "no ink" in page and "largest mean" in page
+
+
+def test_somebody_elses_file_is_not_overwritten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "report.html").write_text("my thesis")
+    assert reproduce(tmp_path, "--only", "toy_experiment") == 2
+    assert "is no report of mirrorhead" in capsys.readouterr().err
+    assert (tmp_path / "report.html").read_text() == "my thesis"
+    assert list(tmp_path.iterdir()) == [tmp_path / "report.html"]
+
+
+@pytest.mark.slow
+def test_the_console_script_and_the_module(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-m", "mirrorhead", "reproduce", "--only", "figure-99"],
+        env=environment, capture_output=True, text=True, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 2 and not done.stdout
+    assert done.stderr.startswith("mirrorhead: there is no experiment 'figure-99'")
+    script = Path(sys.executable).parent / "mirrorhead"
+    done = subprocess.run([script, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"mirrorhead {mirrorhead.__version__}\n"

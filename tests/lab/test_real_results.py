@@ -1,0 +1,306 @@
+"""Results of real-data studies: what is refused, and how claims are judged."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from mirrorhead.lab.report.real_data.claims import CLAIMS, claims_of, judge_claim
+from mirrorhead.lab.report.real_data.figures import sizes
+from mirrorhead.lab.report.real_data.results import (
+    ResultsError,
+    Study,
+    load_studies,
+    load_study,
+)
+from mirrorhead.lab.report.real_data.statistics import Difference, outcome, welch
+from mirrorhead.lab.report.real_data.tables import tables
+from results_cases import Level, made_up, write
+
+IMDB = made_up("imdb")
+
+
+def loaded(tmp_path: Path, content: dict[str, Any]) -> Study:
+    return load_study(write(tmp_path, content))
+
+
+def test_a_file_is_read_as_it_is(tmp_path: Path) -> None:
+    found = loaded(tmp_path, IMDB)
+    assert [rival.name for rival in found.rivals] == [r["name"] for r in IMDB["rivals"]]
+    raw, run = IMDB["rivals"][3]["runs"][2], found.rivals[3].runs[2]
+    assert (run.seed, run.test_accuracy) == (raw["seed"], raw["test_accuracy"])
+    assert run.measures.pruned == {float(k): v for k, v in raw["measures"]["pruned"].items()}
+    attention = raw["measures"]["eraser"]["val"]["attention"]
+    assert vars(run.measures.eraser["val"]["attention"]) == attention
+    assert run.measures.weights["key"].large == raw["measures"]["weights"]["key"]["large"]
+    assert found.rivals[0].chosen and found.rivals[0].chosen.p == 1.1
+    assert found.rivals[0].tried[-1].validation_accuracy is None
+    assert load_studies(tmp_path / "none") == []
+    write(tmp_path, made_up("cifar10"))
+    assert [one.name for one in load_studies(tmp_path)] == ["imdb", "cifar10"]
+
+
+RUN = ["rivals", 1, "runs", 0]
+
+
+@pytest.mark.parametrize(
+    ("way", "value", "message"),
+    [
+        (["study"], "mnist", "study must be one of ('imdb', 'cifar10'), got \"mnist\""),
+        (["study"], "cifar10", "its name must be cifar10.json"),
+        (["preset"], "", 'preset must be a text, got ""'),
+        (["epochs"], 0, "epochs must be a whole number of at least 1, got 0"),
+        (["epochs"], True, "epochs must be a whole number of at least 1, got true"),
+        (["sizes", "test"], None, "sizes.test must be a whole number of at least 1, got null"),
+        (["sizes"], [], "sizes must be a table, got []"),
+        (["rivals"], [], "rivals must be a list of at least 1, got []"),
+        (["rivals", 1, "name"], "MD p=1.1", "rivals must be distinct, got MD p=1.1 more than once"),
+        (["rivals", 1, "chosen"], None, "rivals[1].runs must have a run exactly if a learning"),
+        (["rivals", 1, "runs"], [], "rivals[1].runs must have a run exactly if a learning"),
+        (["rivals", 1, "chosen", "lr"], 0, "rivals[1].chosen are no settings of an optimizer: lr"),
+        (["rivals", 1, "tried", 0, "diverged"], 0, "tried[0].diverged must be true or false"),
+        ([*RUN, "seed"], 1, "rivals[1].runs must be distinct, got 1 more than once"),
+        ([*RUN, "test_accuracy"], 85.1, "runs[0].test_accuracy must be a number from 0 to 1, got"),
+        ([*RUN, "test_accuracy"], "x", 'test_accuracy must be a number from 0 to 1, got "x"'),
+        ([*RUN, "measures", "pruned"], {"0.5": 0.8}, "measures.pruned.0.8 is missing"),
+        ([*RUN, "measures", "cad"], {}, "rivals[1].runs[0].measures.cad.dev is missing"),
+        ([*RUN, "measures", "weights", "key", "histogram", "counts"], [1], "one count between two"),
+        ([*RUN, "measures", "weights", "key", "histogram"], {"edges": [0, 1, 1], "counts": [1, 1]},
+         "histogram.edges must grow"),
+        ([*RUN, "measures", "weights", "key", "histogram"], {"edges": [0, 1, 2], "counts": [1, 1]},
+         "histogram.edges must be symmetric about 0"),
+        (["baselines", "random", "cad", "test", "auprc"], None, "cad.test.auprc must be a number"),
+        (["baselines"], {}, "imdb.json: baselines.random is missing"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_named(
+    tmp_path: Path, way: list[Any], value: Any, message: str
+) -> None:
+    content = copy.deepcopy(IMDB)
+    place: Any = content
+    for key in way[:-1]:
+        place = place[key]
+    place[way[-1]] = value
+    path = tmp_path / "imdb.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(ResultsError) as error:
+        load_study(path)
+    assert message in str(error.value) and str(path) in str(error.value)
+    assert len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"study": NaN}', "[]", "\xff"])
+def test_a_broken_file_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "imdb.json"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ResultsError, match=r"imdb\.json"):
+        load_study(path)
+
+
+def test_a_study_in_which_everything_diverged_is_refused(tmp_path: Path) -> None:
+    content = copy.deepcopy(IMDB)
+    for rival in content["rivals"]:
+        rival |= {"chosen": None, "runs": []}
+    with pytest.raises(ResultsError, match="rivals must have one with runs"):
+        loaded(tmp_path, content)
+
+
+samples = st.lists(st.floats(-1, 1), min_size=2, max_size=6)
+
+
+@given(samples, samples)
+def test_welch_is_scipys(one: list[float], two: list[float]) -> None:
+    ours = welch(one, two)
+    assert ours.low <= ours.value <= ours.high
+    if min(np.std(one), np.std(two)) > 1e-6:  # scipy warns of samples that do not vary
+        theirs = stats.ttest_ind(one, two, equal_var=False).confidence_interval(0.95)
+        np.testing.assert_allclose((ours.low, ours.high), (theirs.low, theirs.high), atol=1e-9)
+    swapped = welch(two, one)
+    np.testing.assert_allclose((-ours.high, -ours.low), (swapped.low, swapped.high), atol=1e-12)
+
+
+def test_outcomes_at_the_edges() -> None:
+    assert welch([0.5, 0.5], [0.25, 0.25]) == Difference(0.25, 0.25, 0.25)
+    assert outcome(Difference(0, 0, 0)) == "not told apart"
+    assert outcome(Difference(-0.005, -0.009, 0), margin=0.01) == "as claimed"
+    assert outcome(Difference(-0.02, -0.03, -0.011), margin=0.01) == "the other way"
+    assert outcome(Difference(-0.02, -0.03, 0.01), margin=0.01) == "not told apart"
+    with pytest.raises(ValueError, match="at least 2 seeds each, got 1 and 2"):
+        welch([1.0], [1.0, 2.0])
+
+
+LOW, MIDDLE, HIGH = Level(accuracy=0.83), Level(accuracy=0.84), Level(accuracy=0.86)
+SPARSE, DENSE = Level(large=800, sparsity=0.6), Level(large=1200, sparsity=0.4)
+FIRM = Level(falls=0.01)
+P11, P15, P2, P3 = "MD p=1.1", "MD p=1.5", "MD p=2", "MD p=3"
+SGD, ADAM11, ADAM15, ADAMW = "SGD, momentum", "MirrorAdam p=1.1", "MirrorAdam p=1.5", "AdamW"
+
+
+@pytest.mark.parametrize(
+    ("claim", "levels", "holds"),
+    [
+        ("table-1", {P11: HIGH, P3: MIDDLE, P2: LOW}, "holds"),
+        ("table-1", {P11: HIGH, P3: HIGH, P2: LOW}, "does not hold"),
+        ("table-1", {P11: HIGH, P3: LOW, P2: LOW}, "holds with a remark"),
+        ("table-1", {}, "does not hold"),  # nothing is told apart
+        ("table-1", {P11: MIDDLE, P3: HIGH, P2: LOW}, "does not hold"),  # 3 before 1.1
+        ("table-1", {P11: HIGH, P3: LOW, P2: MIDDLE}, "holds with a remark"),  # 2 before 3
+        ("table-1-momentum", {P11: HIGH, P3: MIDDLE, SGD: LOW}, "holds"),
+        ("table-1-momentum", {P11: HIGH, P3: LOW, SGD: LOW}, "holds with a remark"),
+        ("table-1-momentum", {P11: HIGH, P3: MIDDLE, P2: LOW, SGD: HIGH}, "does not hold"),
+        ("figure-8", {P11: SPARSE, P2: DENSE}, "holds"),
+        ("figure-8", {P11: Level(large=800)}, "holds with a remark"),
+        ("figure-8", {P11: Level(large=1200, sparsity=0.6)}, "does not hold"),
+        ("figure-8", {P11: Level(large=800, sparsity=0.4)}, "holds with a remark"),
+        ("token-selection", {P11: Level(selection=0.35)}, "holds"),
+        ("token-selection", {P2: Level(selection=0.35)}, "does not hold"),
+        ("token-selection", {P3: Level(selection=0.25)}, "does not hold"),  # 2 is what matters
+        ("token-selection-others", {P11: Level(selection=0.35)}, "holds"),
+        ("token-selection-others", {P11: Level(selection=0.35), ADAMW: Level(selection=0.4)},
+         "does not hold"),
+        ("imdb-pruning", {ADAM11: FIRM, ADAM15: FIRM}, "holds"),
+        ("imdb-pruning", {ADAM11: FIRM}, "holds with a remark"),
+        ("imdb-pruning", {ADAM11: Level(accuracy=0.83, falls=0), ADAM15: FIRM}, "does not hold"),
+        ("figure-11", {P11: SPARSE}, "holds"),
+        ("figure-11", {P11: DENSE}, "does not hold"),
+        ("figure-11", {P11: Level(accuracy=0.8, sparsity=0.6)}, "does not hold"),
+        ("figure-11", {P11: Level(accuracy=0.9, sparsity=0.6)}, "holds"),  # better is no flaw
+        ("cifar10-pruning", {ADAM11: FIRM}, "holds"),
+        ("cifar10-pruning", {ADAMW: FIRM}, "does not hold"),
+    ],
+)  # fmt: skip
+def test_each_claim_can_come_out_each_way(
+    tmp_path: Path, claim: str, levels: dict[str, Level], holds: str
+) -> None:
+    chosen = next(one for one in CLAIMS if one.name == claim)
+    entry = judge_claim(loaded(tmp_path, made_up(chosen.study, levels)), chosen)
+    assert entry.word == holds and entry.table is not None
+    assert len(entry.table.rows) == len(chosen.comparisons)
+
+
+def test_secondary_measures_alone_make_a_remark(tmp_path: Path) -> None:
+    """Selection and sparsity of a ViT: blur what the claim does not rest on."""
+    content = made_up("imdb", {P11: Level(selection=0.35)})
+    for rival in content["rivals"]:
+        for k, run in enumerate(rival["runs"]):
+            run["measures"]["eraser"]["val"]["attention"]["auprc"] = 0.1 * k
+    claim = next(one for one in CLAIMS if one.name == "token-selection")
+    entry = judge_claim(loaded(tmp_path, content), claim)
+    assert entry.word == "holds with a remark"
+    assert entry.verdict
+    remark = "Not as claimed: ERASER val, AUPRC of attention, MD p=1.1 and MD p=2, not told apart."
+    assert entry.verdict.remark == remark
+    content = made_up("cifar10", {P11: SPARSE})
+    for rival in content["rivals"]:
+        for k, run in enumerate(rival["runs"]):
+            run["measures"]["weights"]["value"]["hoyer"] = 0.1 * k
+    claim = next(one for one in CLAIMS if one.name == "figure-11")
+    entry = judge_claim(loaded(tmp_path, content), claim)
+    assert entry.word == "holds with a remark"
+
+
+def test_the_words_of_a_verdict_have_the_numbers(tmp_path: Path) -> None:
+    content = made_up("imdb")
+    wanted = {P11: (0.86, 0.861), P3: (0.85, 0.851), P2: (0.84, 0.841)}
+    for rival in content["rivals"]:
+        if rival["name"] in wanted:
+            rival["runs"] = rival["runs"][:2]
+            for run, accuracy in zip(rival["runs"], wanted[rival["name"]], strict=True):
+                run["test_accuracy"] = accuracy
+    entry = judge_claim(loaded(tmp_path, content), CLAIMS[0])
+    theirs = stats.ttest_ind(wanted[P11], wanted[P2], equal_var=False).confidence_interval(0.95)
+    assert entry.verdict
+    wanted_text = (
+        f"test accuracy +2.00 points (+{100 * theirs.low:.2f} to +{100 * theirs.high:.2f})"
+    )
+    assert f"MD p=1.1 less MD p=2: {wanted_text}, as claimed" in entry.verdict.measured
+
+
+def test_a_claim_without_its_runs_is_not_finished(tmp_path: Path) -> None:
+    content = made_up("imdb")
+    content["rivals"][0] |= {"chosen": None, "runs": []}
+    found = loaded(tmp_path, content)
+    entries = {claim.name: judge_claim(found, claim) for claim in claims_of(found)}
+    assert entries["table-1"].word == "not finished"
+    failure = "cannot be judged: MD p=1.1 has no runs: every learning rate diverged"
+    assert entries["table-1"].failure == failure
+    assert entries["imdb-pruning"].word != "not finished"
+    content["rivals"] = content["rivals"][1:]
+    assert "imdb has no rival MD p=1.1" in judge_claim(loaded(tmp_path, content), CLAIMS[0]).failure
+    content["rivals"][1]["runs"] = content["rivals"][1]["runs"][:1]
+    content["rivals"][0]["name"] = P11
+    found = loaded(tmp_path, content)
+    assert "at least 2 runs, MD p=2 has 1" in judge_claim(found, CLAIMS[0]).failure
+    assert all(table.rows for table in tables(found))  # and everything else is still there
+
+
+def test_seeds_that_diverged_are_left_out_and_named(tmp_path: Path) -> None:
+    content = made_up("imdb", {P11: HIGH})
+    run = content["rivals"][0]["runs"][3]
+    content["rivals"][0]["runs"][3] = dict.fromkeys(run) | {"seed": 3, "diverged": True}
+    found = loaded(tmp_path, content)
+    assert found.rivals[0].diverged == (3,) and len(found.rivals[0].runs) == 4
+    entry = judge_claim(found, CLAIMS[0])
+    assert entry.verdict
+    assert entry.verdict.measured.endswith("Left out, for they diverged: seeds 3 of MD p=1.1.")
+    assert tables(found)[0].rows[0][-1].text == "4 (1 diverged)"
+    content["rivals"][0]["runs"][2]["diverged"] = None
+    with pytest.raises(ResultsError, match=r"runs\[2\]\.diverged must be true or false, got null"):
+        loaded(tmp_path, content)
+
+
+def test_weights_that_are_all_zero_have_no_index(tmp_path: Path) -> None:
+    content = made_up("imdb")
+    for k in (0, 8):  # MD p=1.1, proximal l1
+        content["rivals"][k]["runs"][1]["measures"]["weights"]["key"] |= {
+            "large": 0,
+            "gini": None,
+            "hoyer": None,
+        }
+    found = loaded(tmp_path, content)
+    weights = next(table for table in tables(found) if table.name == "imdb-weights")
+    assert [cell.text for cell in weights.rows[8]][4] == "–"
+    assert [cell.text for cell in weights.rows[8]][1] != "–"
+    claim = next(one for one in CLAIMS if one.name == "figure-8")
+    failure = "Gini index of K: there is none in a run of MD p=1.1, all weights are 0"
+    assert failure in judge_claim(found, claim).failure
+
+
+def test_tables_say_what_the_file_has(tmp_path: Path) -> None:
+    content = made_up("imdb")
+    content["rivals"][8] |= {"chosen": None, "runs": []}
+    found = {table.name: table for table in tables(loaded(tmp_path, content))}
+    assert list(found) == [
+        "imdb-accuracy", "imdb-tuning", "imdb-pruned", "imdb-weights", "imdb-entropy",
+        "imdb-eraser-val", "imdb-eraser-test", "imdb-cad-dev", "imdb-cad-test",
+    ]  # fmt: skip
+    for k, row in enumerate(found["imdb-accuracy"].rows[:8]):
+        test = np.array([run["test_accuracy"] for run in content["rivals"][k]["runs"]])
+        assert row[2].text == f"{100 * test.mean():.2f} ± {100 * test.std(ddof=1):.2f}"
+        assert row[3].text == f"{100 * test.min():.2f} to {100 * test.max():.2f}"
+    assert [cell.text for cell in found["imdb-accuracy"].rows[8]][:3] == ["proximal l1", "–", "–"]
+    tuning = [cell.text for cell in found["imdb-tuning"].rows[4]]
+    assert tuning[1:] == ["0.00003: 86.00", "0.0001: 86.00 *", "0.0003: 86.00", "0.001: diverged"]
+    random = content["baselines"]["random"]["eraser"]["test"]
+    last = found["imdb-eraser-test"].rows[-1]
+    assert last[1].text == "random" and last[2].text == f"{random['auprc']:.3f}"
+    assert len(found["imdb-eraser-test"].rows) == 2 * 8 + 1
+    large = [run["measures"]["weights"]["query"]["large"] for run in content["rivals"][0]["runs"]]
+    assert found["imdb-weights"].rows[0][2].key == pytest.approx(np.mean(large))
+
+
+@given(st.lists(st.integers(0, 50), min_size=4, max_size=4))
+def test_sizes_keep_every_weight(counts: list[int]) -> None:
+    from mirrorhead.lab.report.real_data.results import Weights
+
+    edges, density = sizes(Weights(0, 0, 0, (-2.0, -1.0, 0.0, 1.0, 2.0), tuple(counts)))
+    total = float((density * np.diff(edges)).sum())
+    assert total == pytest.approx(1.0 if any(counts) else 0.0)

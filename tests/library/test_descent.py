@@ -1,0 +1,422 @@
+"""Paths against the formula, one trial at a time, with gradients by autograd."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from pathlib import Path as File
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import mirrorhead as mh
+from mirrorhead.paths import compiled, descent, progress
+from mirrorhead.paths.diagnostics import fitted_slope, observed_rate, theorem_rate
+from mirrorhead.paths.progress import progress_bar
+from mirrorhead.paths.rules import Normalized
+from mirrorhead.synthetic import example_2, random_problem, random_weights
+
+HALF_ZERO = torch.tensor([0.0, 1.0]).reshape(2, 1, 1).expand(2, 10, 3)  # in the first trial
+
+
+def slow_path(
+    problem: mh.AttentionProblem,
+    p: float,
+    steps: int,
+    lr: float,
+    rule: str,
+    parameters: dict[str, Tensor],
+) -> dict[str, Tensor]:
+    """The algorithm as the paper prints it, for one trial: autograd and two powers a step."""
+    q = p / (p - 1)
+    weights = {name: w.clone() for name, w in parameters.items()}
+    for _ in range(steps):
+        leaves = {name: w.clone().requires_grad_() for name, w in weights.items()}
+        W = leaves["W"] if "W" in leaves else leaves["K"] @ leaves["Q"].mT
+        problem.with_head(leaves.get("v", problem.v)).loss(W).backward()
+        for name, leaf in leaves.items():
+            assert leaf.grad is not None
+            g = leaf.grad
+            if rule == "normalized":
+                g = g / g.abs().pow(q).sum().pow(1 / q)
+            w = weights[name]
+            u = w.sign() * w.abs().pow(p - 1) - lr * g
+            weights[name] = u.sign() * u.abs().pow(1 / (p - 1))
+    return weights
+
+
+@given(
+    p=st.sampled_from([1.1, 1.5, 1.75, 2.0, 3.0, 5.0]),
+    rule=st.sampled_from(["constant", "normalized"]),
+    loss=st.sampled_from(["logistic", "exponential", "linear"]),
+    heads=st.sampled_from([None, 1, 2]),
+    classes=st.sampled_from([None, 2, 3]),
+    joint=st.booleans(),
+    factors=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_paths_equal_the_formula(p, rule, loss, heads, classes, joint, factors, seed) -> None:
+    loss = "logistic" if classes else loss
+    problem = random_problem(2, n=3, T=4, d=3, first=seed, loss=loss, heads=heads, classes=classes)
+    W = random_weights(problem, 0.7, seed)
+    init = (W, random_weights(problem, 0.9, seed + 99)) if factors else W
+    lr = 0.05 * min(1, p - 1)  # attention stays soft, so that autograd can be believed
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the constant rule may leave Remark 1's bound
+        path = mh.descend(problem, p, 12, lr, rule, joint, init, record=[12])
+    for k in range(2):
+        start = {"K": W[k], "Q": init[1][k]} if factors else {"W": W[k]}
+        if joint:
+            start["v"] = problem.v[k]
+        end = slow_path(problem.trial(k), p, 12, lr, rule, start)
+        for name, w in end.items():
+            got = getattr(path, name)
+            torch.testing.assert_close(got[0, k], w, rtol=1e-7, atol=1e-9)
+
+
+def test_paths_go_on_where_the_plain_gradient_is_noise() -> None:
+    """Attention is one-hot to 100 digits and the path still closes in on the solution."""
+    problem = random_problem(20)
+    path = mh.descend(problem, 1.75, 6000)
+    solution = mh.attention_svm(problem.X, problem.z, path.tokens, 1.75, tol=1e-12)
+    divergence = path.divergence_to(solution)
+    assert float(problem.gradient(path.W[-1]).log_norm.max()) < -100 * np.log(10)
+    late, middle = divergence[-1], divergence[int((path.steps < 600).sum())]
+    assert float((late / middle).median()) < 0.05
+    assert float(late.median()) < 1e-4
+
+
+def test_normalized_steps_have_the_length_of_lr() -> None:
+    problem = random_problem(3)
+    path = mh.descend(problem, 3, 50, lr=0.2, record=range(51))
+    psi = mh.PNorm(3)
+    u = psi.mirror(path.W)
+    length = psi.dual_norm(u[1:] - u[:-1], (-2, -1))
+    torch.testing.assert_close(length, torch.full_like(length, 0.2), rtol=1e-9, atol=0)
+
+
+def test_trials_do_not_touch_each_other() -> None:
+    problem = random_problem(5)
+    together = mh.descend(problem, 1.5, 100)
+    alone = mh.descend(random_problem(1, first=3), 1.5, 100)
+    torch.testing.assert_close(together.W[:, 3], alone.W[:, 0], rtol=1e-12, atol=1e-15)
+
+
+def test_a_zero_gradient_changes_nothing() -> None:
+    """All tokens score the same: nothing to learn, no NaN, under either rule."""
+    X = torch.randn(2, 3, 4, dtype=torch.float64)
+    X[..., 0] = 1.0
+    problem = mh.AttentionProblem(X, X[:, 0], [1.0, -1.0], [1.0, 0.0, 0.0, 0.0])
+    W = torch.randn(4, 4, dtype=torch.float64)
+    for rule in ("constant", "normalized"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            path = mh.descend(problem, 3, 5, rule=rule, init=W)
+        torch.testing.assert_close(path.W[-1], W, rtol=1e-12, atol=0)
+
+
+def test_example_2_reaches_both_max_margin_solutions() -> None:
+    problem = example_2()
+    for p, steps in ((1.75, 1500), (2.0, 2000)):
+        path = mh.descend(problem, p, steps, joint=True)
+        features = problem.X.gather(1, path.tokens[:, None, None].expand(2, 1, 2)).squeeze(1)
+        attention = mh.attention_svm(problem.X, problem.z, path.tokens, p, tol=1e-12)
+        head = mh.svm(features, problem.y, p, tol=1e-12)
+        assert float(path.divergence_to(attention)[-1]) < 1e-5
+        assert float(path.head_divergence_to(head)[-1]) < 1e-5
+
+
+def test_records_are_the_steps_asked_for() -> None:
+    problem = random_problem(2)
+    every = mh.descend(problem, 1.5, 40, record=range(41))
+    some = mh.descend(problem, 1.5, 40, record=[0, 7, 40])
+    assert some.steps.tolist() == [0, 7, 40]
+    assert torch.equal(some.W, every.W[[0, 7, 40]])
+    assert not some.W[0].any()
+    solution = mh.attention_svm(problem.X, problem.z, some.tokens, 1.5)
+    divergence = some.divergence_to(solution)
+    assert divergence.shape == (3, 2)
+    assert divergence[0].isnan().all()
+    assert divergence[1:].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("rule", "joint"), [("normalized", True), ("constant", False), ("accelerated", False)]
+)
+def test_a_killed_run_resumes_to_the_same_bits(
+    rule: str, joint: bool, tmp_path: File, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = random_problem(3)
+    file = tmp_path / "sub" / "run.npz"
+
+    def go(steps: int = 60, **options: object) -> descent.Path:
+        W = random_weights(problem, 0.5)
+        return mh.descend(problem, 1.5, steps, rule=rule, joint=joint, init=W, **options)  # type: ignore[arg-type]
+
+    whole = go()
+    calls = 0
+    real = descent._gradients
+
+    def killed(*args: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == 37:
+            raise KeyboardInterrupt
+        return real(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(descent, "_gradients", killed)
+    with pytest.raises(KeyboardInterrupt):
+        go(checkpoint=file, checkpoint_seconds=0)
+    assert [f.name for f in file.parent.iterdir()] == ["run.npz"]
+    resumed = go(checkpoint=file)
+    assert calls < 37 + 60 - 30  # it did go on, not start anew
+    for name in ("steps", "W", "tokens") + (("v",) if joint else ()):
+        assert torch.equal(getattr(resumed, name), getattr(whole, name))
+    monkeypatch.undo()
+    longer = go(90, checkpoint=file)
+    assert torch.equal(longer.W, go(90).W)
+    with pytest.raises(ValueError, match="steps must be at least 90"):
+        go(60, checkpoint=file)
+    with pytest.raises(ValueError, match="another run"):
+        mh.descend(problem, 1.6, 60, checkpoint=file)
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"cannot be read.*delete it"):
+        go(checkpoint=file)
+
+
+@given(
+    p=st.sampled_from([1.1, 1.4, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 5.0]),
+    loss=st.sampled_from(["logistic", "exponential", "linear"]),
+    shape=st.tuples(st.integers(1, 5), st.integers(1, 6), st.integers(1, 7)),
+    scale=st.sampled_from([0.0, 0.1, 30.0]),
+    seed=st.integers(0, 1000),
+)
+def test_the_compiled_loop_takes_the_same_steps(p, loss, shape, scale, seed) -> None:
+    """Against torch, one step at a time: longer paths of small p amplify rounding."""
+    n, T, d = shape
+    problem = random_problem(3, n, T, d, seed, loss)
+    assert compiled.can_compile(problem)  # the tests run where there is a compiler
+    u = mh.PNorm(p).mirror(random_weights(problem, scale, seed))
+    rule = Normalized(p, 0.1)
+    fast = compiled.NormalizedLoop(problem, p, 0.1)
+    for _ in range(10):
+        gradient = problem.gradient(rule.weights({"u": u}))
+        slow = rule.advance({"u": u}, gradient)["u"]
+        torch.testing.assert_close(fast.advance(u, 1), slow, rtol=1e-11, atol=1e-12)
+        u = slow
+
+
+def test_the_compiled_loop_can_be_cut_anywhere() -> None:
+    problem = random_problem(4)
+    loop = compiled.NormalizedLoop(problem, 1.4, 0.1)
+    u = torch.randn(4, 10, 10, dtype=torch.float64)
+    before = u.clone()
+    whole = loop.advance(u, 300)
+    assert torch.equal(u, before)
+    parts = u
+    for count in (1, 99, 150, 50):
+        parts = loop.advance(parts, count)
+    assert torch.equal(parts, whole)
+    one = compiled.NormalizedLoop(problem.trial(2), 1.4, 0.1)
+    assert torch.equal(one.advance(u[2], 300), whole[2])
+
+
+def test_without_a_compiler_torch_takes_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: File
+) -> None:
+    problem = random_problem(3)
+    fast = mh.descend(problem, 2, 500)
+    monkeypatch.setenv("CC", "")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    compiled._library.cache_clear()
+    try:
+        assert not compiled.can_compile(problem)
+        torch.testing.assert_close(mh.descend(problem, 2, 500).W, fast.W, rtol=1e-9, atol=1e-12)
+        # A compiler that fails leaves nothing behind.
+        bad = tmp_path / "cc"
+        bad.write_text("#!/bin/sh\nexit 1\n")
+        bad.chmod(0o755)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        compiled._library.cache_clear()
+        assert not compiled.can_compile(problem)
+        assert list((tmp_path / "cache" / "mirrorhead").iterdir()) == []
+    finally:
+        compiled._library.cache_clear()
+
+
+def test_a_checkpoint_keeps_the_records_that_were_asked_for(tmp_path: File) -> None:
+    problem, file = random_problem(1), tmp_path / "run.npz"
+    mh.descend(problem, 1.5, 20, record=[5, 20], checkpoint=file)
+    longer = mh.descend(problem, 1.5, 30, record=[5, 30], checkpoint=file)
+    assert torch.equal(longer.W, mh.descend(problem, 1.5, 30, record=[5, 30]).W)
+    with pytest.raises(ValueError, match="record asks for step 6, which the checkpoint, at step"):
+        mh.descend(problem, 1.5, 40, record=[6, 40], checkpoint=file)
+
+
+def test_a_checkpoint_that_cannot_be_written_is_found_out_first(
+    tmp_path: File, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setattr(descent, "_stepper", lambda *_: pytest.fail("it ran"))
+    with pytest.raises(OSError, match="file"):
+        mh.descend(random_problem(1), 1.5, 20, checkpoint=tmp_path / "file" / "run.npz")
+    array = tmp_path / "array.npz"
+    with array.open("wb") as stream:
+        np.save(stream, np.zeros(3))
+    with pytest.raises(ValueError, match=r"cannot be read.*delete it"):
+        mh.descend(random_problem(1), 1.5, 20, checkpoint=array)
+
+
+def test_remark_1_is_the_hessian_bound() -> None:
+    problem = random_problem(3, n=4, T=3, d=4)
+    W = random_weights(problem, 0.8)
+    for p in (1.5, 2.0, 3.0):
+        steps = mh.largest_step(problem, W, p)
+        for k in range(3):
+            one = problem.trial(k)
+            H = torch.autograd.functional.hessian(
+                lambda w, one=one: one.loss(w.reshape(4, 4)), W[k].reshape(-1)
+            )
+            psi = (p - 1) * W[k].reshape(-1).abs().pow(p - 2)
+            # psi - eta L is convex just below the bound and not just above it.
+            for factor, convex in ((1 - 1e-6, True), (1 + 1e-6, False)):
+                lowest = torch.linalg.eigvalsh(torch.diag(psi) - factor * steps[k] * H)[0]
+                assert bool(lowest > 0) is convex
+    assert not mh.largest_step(problem, torch.zeros_like(W), 3).any()
+    assert not mh.largest_step(problem, 1e-200 * W, 50).any()  # |w|^-48 is infinite
+    with pytest.raises(ValueError, match="W must give finite logits"):
+        mh.largest_step(problem, torch.full_like(W, 1e308), 2)
+
+
+def test_the_constant_rule_warns_above_remark_1() -> None:
+    problem = random_problem(2)
+    W = random_weights(problem, 0.1)
+    bound = float(mh.largest_step(problem, W, 2).min())
+    with pytest.warns(UserWarning, match="exceeds the largest step") as warned:
+        mh.descend(problem, 2, 3, lr=1.01 * bound, rule="constant", init=W, record=range(4))
+    assert len(warned) == 1
+    mh.descend(problem, 2, 1, lr=0.5 * bound, rule="constant", init=W, record=[0])
+    large = random_problem(1, n=9, T=64, d=2)  # not checked: it would take longer than the path
+    mh.descend(large, 2, 1, lr=1e9, rule="constant", record=[0])
+
+
+def test_diagnostics_tell_what_the_path_did() -> None:
+    problem = random_problem(10)
+    report = mh.diagnose(mh.descend(problem, 2, 3000))
+    assert report.solution.check(problem.X, problem.z, report.path.tokens)
+    assert report.mass.shape == (len(report.path.steps), 10, 6)
+    assert bool((report.mass[-1] > 0.999).all())
+    assert bool((report.norm[1:] > 0).all())
+    assert abs(float(report.rate.median()) - observed_rate(2)) < 0.3
+    assert theorem_rate(1.5) == -0.5
+    constant = mh.diagnose(mh.descend(problem, 2, 2000, lr=20, rule="constant"))
+    gain = constant.growth / constant.solution.norm  # tends to 1, see experiment theorem-2
+    assert bool((gain > 0.5).all() and (gain < 1.5).all())
+    factors = (random_weights(problem, 0.3), random_weights(problem, 0.3, 50))
+    with pytest.raises(ValueError, match="paths of W"):
+        mh.diagnose(mh.descend(problem, 2, 2, init=factors))
+    x = torch.logspace(0, 3, 40, dtype=torch.float64)
+    y = torch.where(x < 50, 1e9, x**-1.5)  # only the last decade counts
+    assert abs(float(fitted_slope(x, y)) + 1.5) < 1e-12
+    assert fitted_slope(x[:2], y[:2]).isnan()
+
+
+def test_diagnostics_of_padding_of_a_trained_head_and_of_nothing_to_select() -> None:
+    problem = random_problem(3, T=5)
+    X = torch.cat([problem.X, 9 * torch.ones_like(problem.X[..., :2, :])], -2)
+    mask = torch.arange(7).expand(3, 6, 7) < 5
+    padded = mh.AttentionProblem(X, problem.z, problem.y, problem.v, mask=mask)
+    path, other = (mh.descend(x, 2, 300) for x in (problem, padded))
+    report, same = mh.diagnose(path), mh.diagnose(other)
+    torch.testing.assert_close(report.divergence, same.divergence, rtol=1e-6, atol=1e-9)
+    assert torch.equal(report.optimality.optimal, same.optimality.optimal)
+    joint = mh.diagnose(mh.descend(problem, 2, 300, joint=True))
+    assert joint.path.v is not None
+    trained = mh.AttentionProblem(problem.X, problem.z, problem.y, joint.path.v[-1])
+    expected = mh.locally_optimal(trained, joint.path.tokens, 2)
+    assert joint.optimality.reasons == expected.reasons
+    # One token has nothing to be told from: W = 0 is the solution and has no direction.
+    alone = random_problem(2, T=1)
+    nothing = mh.diagnose(mh.descend(alone, 2, 3))
+    assert nothing.divergence.isnan().all()
+    assert not nothing.in_cone.any()
+
+
+def test_one_trial_without_a_solution_leaves_the_others_their_cones() -> None:
+    problem = random_problem(2)
+    solution = mh.attention_svm(problem.X, problem.z, mh.globally_optimal_tokens(problem), 2)
+    X = problem.X.clone()
+    X[1, :, 1:] = X[1, :, :1]  # nothing but equal tokens
+    both = mh.AttentionProblem(X, problem.z, problem.y, problem.v)
+    report = mh.diagnose(mh.descend(both, 2, 1, init=solution.W, record=[0]))
+    assert report.in_cone.tolist() == [[True, False]]
+
+
+def test_a_bar_shows_on_a_terminal_after_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    with progress_bar("quick", 10) as tick:
+        tick(3)
+    assert screen.getvalue() == ""
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    with progress_bar("slow", 10) as tick:
+        tick(3)
+    assert "slow" in screen.getvalue()
+    assert "3/10" in screen.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"p": 1.0}, "p must be finite and greater than 1"),
+        ({"steps": 0}, "steps must be an integer >= 1, got 0"),
+        ({"lr": -1.0}, "lr must be a number > 0"),
+        ({"lr": float("nan")}, "lr must be a number > 0"),
+        ({"head_lr": 0.0}, "head_lr must be a number > 0"),
+        ({"rule": "fast"}, "rule must be one of constant, normalized"),
+        ({"init": torch.zeros(3, 3)}, r"init must have shape \(2, 10, 10\)"),
+        ({"init": torch.full((2, 10, 10), float("inf"))}, "init must be finite"),
+        ({"init": (torch.zeros(2, 10, 3), torch.zeros(2, 10, 3))}, "init must not be a pair"),
+        ({"init": (torch.ones(2, 10, 3), torch.ones(2, 10, 4))}, r"init\[1\] must have shape"),
+        ({"record": [5, 11]}, "record must be steps from 0 to 10"),
+        ({"record": []}, "record must be steps"),
+        ({"init": (HALF_ZERO, HALF_ZERO)}, "init must not be a pair of zeros in any trial"),
+    ],
+)
+def test_bad_input_is_refused(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        mh.descend(**({"problem": random_problem(2), "p": 1.5, "steps": 10} | arguments))
+
+
+def test_records_are_whole_numbers() -> None:
+    for record in ([1.7], "12", 3):
+        with pytest.raises(TypeError, match="record must be a list of whole numbers"):
+            mh.descend(random_problem(1), 1.5, 10, record=record)  # type: ignore[arg-type]
+
+
+def test_logits_that_overflow_are_no_zero_gradient() -> None:
+    """The largest of NaN is nothing: the compiled loop once stood still without a word."""
+    problem = random_problem(2)
+    scaled = mh.AttentionProblem(1e100 * problem.X, 1e100 * problem.z, problem.y, problem.v)
+    W = random_weights(problem, 1e120)
+    for rule in ("normalized", "accelerated"):
+        with pytest.raises(FloatingPointError, match="W is not finite at step"):
+            mh.descend(scaled, 1.5, 10, rule=rule, init=W)
+
+
+def test_a_path_that_overflows_says_so() -> None:
+    problem = random_problem(1)
+    with pytest.raises(FloatingPointError, match="W is not finite at step"):
+        mh.descend(problem, 1.001, 1000, lr=1.0)
+    path = mh.descend(problem, 2, 2)
+    head = mh.svm(problem.X[0, :, 0], problem.y[0], 2)
+    with pytest.raises(ValueError, match="has no v"):
+        path.head_divergence_to(head)

@@ -1,0 +1,60 @@
+"""The examples of the model and regularization pages run, and say what the pages say."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(name: str, *arguments: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / name), *arguments],
+        capture_output=True, text=True, check=True, env={**os.environ, "MPLBACKEND": "agg"},
+    )  # fmt: skip
+    return done.stdout.splitlines()
+
+
+def test_gradient_accuracy(tmp_path):
+    out = tmp_path / "new" / "gradient.svg"
+    lines = run("gradient_accuracy.py", "--out", str(out))
+    rows = [line.split() for line in lines[1:-1]]
+    assert out.read_text().startswith("<?xml")
+    assert all(float(row[3]) < 1e-14 for row in rows)
+    assert [row[2] for row in rows[-2:]] == ["underflow"] * 2
+    assert all(float(row[2]) > 0.1 for row in rows[-4:-2])
+    page = (ROOT / "docs" / "model.md").read_text()
+    for norm, size, _, _ in rows:
+        assert f"| {int(norm):,} | {size} |" in page
+
+
+@pytest.mark.slow
+def test_theorem_1():
+    lines = run("theorem_1.py", "--trials", "3", "--p", "2", "--starts", "3")
+    assert lines[0].startswith("p = 2, 3 trials, ")
+    rows = [line.split() for line in lines[2:]]
+    assert [row[0] for row in rows] == ["1", "3", "10", "30", "100"]
+    assert [row[3] for row in rows[2:]] == ["100%"] * 3
+    assert float(rows[-1][1]) < 1e-3
+
+
+@pytest.mark.slow
+def test_theorem_5():
+    lines = run("theorem_5.py", "--p", "2")
+    text = "\n".join(lines)
+    assert re.search(r"\(X11,X21\) +4\.3541 +0\.0052", text)
+    assert re.search(r"\(X12,X21\) +4\.3488 +-0\.0052", text)
+    assert lines[-1].split()[:2] == ["1000", "(X11,X21)"]
+    assert all(float(x) < 1e-4 for x in lines[-1].split()[2:])
+
+
+@pytest.mark.parametrize("page", ["model.md", "regularization.md"])
+def test_the_pages_run(page):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+    assert len(blocks) == 1
+    names: dict[str, object] = {}
+    exec(blocks[0], names)
