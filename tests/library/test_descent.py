@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import mirrorhead as mh
-from mirrorhead.paths import compiled, descent, progress
+from mirrorhead.paths import _progress, compiled, descent
+from mirrorhead.paths._progress import progress_bar
+from mirrorhead.paths._update_rules import Normalized
 from mirrorhead.paths.diagnostics import fitted_slope, observed_rate, theorem_rate
-from mirrorhead.paths.progress import progress_bar
-from mirrorhead.paths.rules import Normalized
 from mirrorhead.synthetic import example_2, random_problem, random_weights
 
 HALF_ZERO = torch.tensor([0.0, 1.0]).reshape(2, 1, 1).expand(2, 10, 3)  # in the first trial
@@ -366,7 +366,7 @@ def test_a_bar_shows_on_a_terminal_after_two_seconds(monkeypatch: pytest.MonkeyP
     with progress_bar("quick", 10) as tick:
         tick(3)
     assert screen.getvalue() == ""
-    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    monkeypatch.setattr(_progress, "PATIENCE", 0.0)
     with progress_bar("slow", 10) as tick:
         tick(3)
     assert "slow" in screen.getvalue()

@@ -13,10 +13,10 @@ from torch import Tensor
 
 import mirrorhead as mh
 from margin_cases import generator
+from mirrorhead.paths._continuation import Directions, follow
+from mirrorhead.paths._excess_loss import Excess, log_logistic, log_loss
+from mirrorhead.paths._lbfgs import minimize
 from mirrorhead.paths.descent import direction_divergence
-from mirrorhead.paths.excess import Excess, log_logistic, log_loss
-from mirrorhead.paths.lbfgs import minimize
-from mirrorhead.paths.spheres import Directions, follow
 from mirrorhead.synthetic import example_2, random_problem
 
 LOSSES = ("logistic", "exponential", "linear")

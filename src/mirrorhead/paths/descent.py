@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from mirrorhead.margin import MarginSolution
-from mirrorhead.paths.acceleration import Accelerated
-from mirrorhead.paths.checkpoint import fingerprint, load_checkpoint, save_checkpoint
+from mirrorhead.paths._acceleration import Accelerated
+from mirrorhead.paths._checkpoint import fingerprint, load_checkpoint, save_checkpoint
+from mirrorhead.paths._progress import progress_bar
+from mirrorhead.paths._update_rules import Constant, Normalized, Rule, State
 from mirrorhead.paths.compiled import NormalizedLoop, can_compile
-from mirrorhead.paths.progress import progress_bar
-from mirrorhead.paths.rules import Constant, Normalized, Rule, State
-from mirrorhead.paths.stepsize import warn_if_too_large
+from mirrorhead.paths.step_size import warn_if_too_large
 from mirrorhead.potentials import PNorm, check_p, dual_exponent
 from mirrorhead.problem import AttentionProblem, Gradient
 

@@ -21,7 +21,7 @@ from mirrorhead.lab.experiments.base import Result, TrialSettings, Verdict, expe
 from mirrorhead.lab.experiments.drawing import band, legend_below, panels
 from mirrorhead.margin import attention_svm
 from mirrorhead.paths.descent import Path, descend, recorded_steps
-from mirrorhead.paths.stepsize import largest_step
+from mirrorhead.paths.step_size import largest_step
 from mirrorhead.potentials import PNorm
 from mirrorhead.synthetic import random_problem, random_weights
 

@@ -24,7 +24,7 @@ from mirrorhead.lab.experiments.lines import COLOURS, GREY, NORM, listed, median
 from mirrorhead.margin import attention_svm
 from mirrorhead.paths.descent import Path, descend, recorded_steps
 from mirrorhead.paths.diagnostics import fitted_slope, log_growth
-from mirrorhead.paths.stepsize import largest_step
+from mirrorhead.paths.step_size import largest_step
 from mirrorhead.potentials import PNorm
 from mirrorhead.synthetic import random_problem, random_weights
 

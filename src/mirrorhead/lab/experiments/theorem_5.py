@@ -23,9 +23,9 @@ from mirrorhead.lab.experiments.base import Result, TrialSettings, Verdict, expe
 from mirrorhead.lab.experiments.drawing import panels
 from mirrorhead.lab.experiments.lines import COLOURS, GREY, listed
 from mirrorhead.margin import MarginSolution, attention_svm, svm
+from mirrorhead.paths._assumption_b import assumption_b
 from mirrorhead.paths.descent import descend
-from mirrorhead.paths.joint_regularization import joint_regularization_path
-from mirrorhead.paths.label_margin import assumption_b
+from mirrorhead.paths.regularization import joint_regularization_path
 from mirrorhead.problem import AttentionProblem
 from mirrorhead.synthetic import example_2
 

@@ -38,7 +38,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mirrorhead.paths.rules import State
+from mirrorhead.paths._update_rules import State
 from mirrorhead.potentials import dual_exponent, lp_norm, signed_power
 from mirrorhead.problem import Gradient
 
