@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 from mirrorhead._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from mirrorhead.margin import Check as Check
     from mirrorhead.margin import MarginSolution as MarginSolution
     from mirrorhead.margin import attention_svm as attention_svm
     from mirrorhead.margin import svm as svm
     from mirrorhead.optim import MirrorAdam as MirrorAdam
     from mirrorhead.optim import MirrorDescent as MirrorDescent
+    from mirrorhead.optim import ParamGroups as ParamGroups
     from mirrorhead.optim import attention_param_groups as attention_param_groups
+    from mirrorhead.paths import Diagnostics as Diagnostics
     from mirrorhead.paths import Path as Path
     from mirrorhead.paths import RegularizationPath as RegularizationPath
     from mirrorhead.paths import assumption_b as assumption_b
@@ -24,6 +27,9 @@ if TYPE_CHECKING:
     from mirrorhead.paths import regularization_path as regularization_path
     from mirrorhead.potentials import PNorm as PNorm
     from mirrorhead.problem import AttentionProblem as AttentionProblem
+    from mirrorhead.problem import Gradient as Gradient
+    from mirrorhead.tokens import ConeConstants as ConeConstants
+    from mirrorhead.tokens import LocalOptimality as LocalOptimality
     from mirrorhead.tokens import cone_constants as cone_constants
     from mirrorhead.tokens import globally_optimal_tokens as globally_optimal_tokens
     from mirrorhead.tokens import locally_optimal as locally_optimal
@@ -31,13 +37,14 @@ if TYPE_CHECKING:
     from mirrorhead.tokens import support_tokens as support_tokens
     from mirrorhead.tokens import token_scores as token_scores
 
-# The same names once more, for the interpreter: torch takes a second to import, and the command
-# line answers before that. A test compares the two lists.
+# The same names again, for the interpreter. A name is imported when it is first used, because
+# torch takes a second to import. A test compares the two lists.
 _HOMES = {
-    "problem": ("AttentionProblem",),
-    "margin": ("MarginSolution", "attention_svm", "svm"),
-    "optim": ("MirrorAdam", "MirrorDescent", "attention_param_groups"),
+    "problem": ("AttentionProblem", "Gradient"),
+    "margin": ("Check", "MarginSolution", "attention_svm", "svm"),
+    "optim": ("MirrorAdam", "MirrorDescent", "ParamGroups", "attention_param_groups"),
     "paths": (
+        "Diagnostics",
         "Path",
         "RegularizationPath",
         "assumption_b",
@@ -49,6 +56,8 @@ _HOMES = {
     ),
     "potentials": ("PNorm",),
     "tokens": (
+        "ConeConstants",
+        "LocalOptimality",
         "cone_constants",
         "globally_optimal_tokens",
         "locally_optimal",
@@ -58,6 +67,8 @@ _HOMES = {
     ),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = ["__version__", *_HOME]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
