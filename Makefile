@@ -2,8 +2,10 @@
 BIN := .venv/bin
 LAB := .venv/.lab
 DEV := .venv/.dev
+CMAKE := $(firstword $(wildcard $(BIN)/cmake) cmake)
+KERNELS := src/mirrorhead/native/kernels.so
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick bench lint format
+.PHONY: help demo test quick bench lint format native
 
 help:
 	@echo "make demo    set up, then run the paper's experiments and write out/report.html"
@@ -11,6 +13,7 @@ help:
 	@echo "make quick   lint, and the quick tests (under 90 s)"
 	@echo "make bench   print the benchmark tables"
 	@echo "make format  let ruff fix what it can"
+	@echo "make native  build the C library in place (no set-up; seconds)"
 
 $(LAB): pyproject.toml constraints.txt scripts/setup
 	bash scripts/setup lab
@@ -20,10 +23,18 @@ $(DEV): pyproject.toml constraints.txt scripts/setup
 	bash scripts/setup dev
 	@touch $(LAB) $@
 
-demo: $(LAB)
+# Setting up builds the C library; this builds it again when its sources are newer.
+$(KERNELS): $(wildcard src/mirrorhead/native/*.c src/mirrorhead/native/*.h) cmake/CMakeLists.txt | $(LAB)
+	@if command -v $(CMAKE) >/dev/null; then $(MAKE) -s native; fi
+
+native:
+	@$(CMAKE) -S cmake -B build/native >/dev/null
+	@$(CMAKE) --build build/native -- --no-print-directory -s
+
+demo: $(LAB) $(KERNELS)
 	$(BIN)/mirrorhead reproduce --out out
 
-lint: $(DEV)
+lint: $(DEV) $(KERNELS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
@@ -31,11 +42,11 @@ lint: $(DEV)
 test: lint
 	$(BIN)/python -m pytest -q -n 2
 
-quick: $(DEV)
+quick: $(DEV) $(KERNELS)
 	$(BIN)/ruff check .
 	$(BIN)/python -m pytest -q -n 2 -m "not slow"
 
-bench: $(DEV)
+bench: $(DEV) $(KERNELS)
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/margin.py
 	$(BIN)/python benchmarks/paths.py

@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import mirrorhead as mh
+from mirrorhead import native
 from mirrorhead.paths import _progress, compiled, descent
 from mirrorhead.paths._progress import progress_bar
 from mirrorhead.paths._update_rules import Normalized
 from mirrorhead.paths.diagnostics import fitted_slope, observed_rate, theorem_rate
 from mirrorhead.synthetic import example_2, random_problem, random_weights
 
+needs_library = pytest.mark.skipif(not native.available(), reason="the C library was not built")
 HALF_ZERO = torch.tensor([0.0, 1.0]).reshape(2, 1, 1).expand(2, 10, 3)  # in the first trial
 
 
@@ -188,6 +190,7 @@ def test_a_killed_run_resumes_to_the_same_bits(
         go(checkpoint=file)
 
 
+@needs_library
 @given(
     p=st.sampled_from([1.1, 1.4, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 5.0]),
     loss=st.sampled_from(["logistic", "exponential", "linear"]),
@@ -199,7 +202,7 @@ def test_the_compiled_loop_takes_the_same_steps(p, loss, shape, scale, seed) -> 
     """Against torch, one step at a time: longer paths of small p amplify rounding."""
     n, T, d = shape
     problem = random_problem(3, n, T, d, seed, loss)
-    assert compiled.can_compile(problem)  # the tests run where there is a compiler
+    assert compiled.can_compile(problem)
     u = mh.PNorm(p).mirror(random_weights(problem, scale, seed))
     rule = Normalized(p, 0.1)
     fast = compiled.NormalizedLoop(problem, p, 0.1)
@@ -210,6 +213,7 @@ def test_the_compiled_loop_takes_the_same_steps(p, loss, shape, scale, seed) -> 
         u = slow
 
 
+@needs_library
 def test_the_compiled_loop_can_be_cut_anywhere() -> None:
     problem = random_problem(4)
     loop = compiled.NormalizedLoop(problem, 1.4, 0.1)
@@ -225,27 +229,12 @@ def test_the_compiled_loop_can_be_cut_anywhere() -> None:
     assert torch.equal(one.advance(u[2], 300), whole[2])
 
 
-def test_without_a_compiler_torch_takes_over(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: File
-) -> None:
+def test_without_the_c_library_torch_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = random_problem(3)
     fast = mh.descend(problem, 2, 500)
-    monkeypatch.setenv("CC", "")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    compiled._library.cache_clear()
-    try:
-        assert not compiled.can_compile(problem)
-        torch.testing.assert_close(mh.descend(problem, 2, 500).W, fast.W, rtol=1e-9, atol=1e-12)
-        # A compiler that fails leaves nothing behind.
-        bad = tmp_path / "cc"
-        bad.write_text("#!/bin/sh\nexit 1\n")
-        bad.chmod(0o755)
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-        compiled._library.cache_clear()
-        assert not compiled.can_compile(problem)
-        assert list((tmp_path / "cache" / "mirrorhead").iterdir()) == []
-    finally:
-        compiled._library.cache_clear()
+    monkeypatch.setattr(compiled, "_descent", lambda: None)
+    assert not compiled.can_compile(problem)
+    torch.testing.assert_close(mh.descend(problem, 2, 500).W, fast.W, rtol=1e-9, atol=1e-12)
 
 
 def test_a_checkpoint_keeps_the_records_that_were_asked_for(tmp_path: File) -> None:

@@ -1,9 +1,9 @@
 """The interior point method in C, for problems whose systems are small enough to factor.
 
-kernel.c holds all steps of one problem; the torch calls that it does without are most of a small
-problem's time. It takes BLAS and LAPACK from scipy, at the addresses that scipy gives to Cython.
-Where there is no compiler, or a problem is large or on a GPU, `interior_point.py` takes the same
-steps in torch.
+native/margin.c holds all steps of one problem; torch calls would take most of a small problem's
+time. It takes BLAS and LAPACK from scipy, at the addresses that scipy gives to Cython. Where the
+C library is missing, or a problem is large or on a GPU, `interior_point.py` takes the same steps
+in torch.
 """
 
 from __future__ import annotations
@@ -11,19 +11,18 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
-from mirrorhead._compiled import load
+from mirrorhead import native
 from mirrorhead.margin.operator import Blocks
 from mirrorhead.margin.step import Pace
 from mirrorhead.margin.systems import DENSE_LIMIT, system_kind
 
-SOURCE = Path(__file__).with_name("kernel.c")
 AT_ONCE = 64  # problems in one call
 
 
@@ -60,7 +59,7 @@ class Ended:
 def serves(A: Blocks, pace: Pace) -> bool:
     """Whether the kernel solves problems of this size and place, and can be had here."""
     small = A.rows <= DENSE_LIMIT and system_kind(A, pace.dense) == "rows"
-    return small and A.left.device.type == "cpu" and _library() is not None
+    return small and A.left.device.type == "cpu" and _solver() is not None
 
 
 def run(
@@ -74,8 +73,8 @@ def run(
     narrowing: Narrowing,
 ) -> Ended:
     """All problems of a batch, one after the other, each until it ends."""
-    library = _library()
-    assert library is not None, "call serves first"
+    solve_margins = _solver()
+    assert solve_margins is not None, "call serves first"
     B, n, R, a = A.left.shape
     c = A.right.shape[2]
     data = [x.contiguous() for x in (A.left, A.right, b)]
@@ -99,32 +98,28 @@ def run(
             parts = [x[i : i + AT_ONCE] for x in tensors]
             pointers, sizes = [x.data_ptr() for x in parts], (len(parts[0]), n, R, a, c)
             warm = start is not None
-            if library.solve_margins(*pointers, *sizes, p, tol, warm, ctypes.byref(rule)):
+            if solve_margins(*pointers, *sizes, p, tol, warm, ctypes.byref(rule)):
                 raise MemoryError("no memory for the working space of one problem")
     return Ended(w, lam, gap, verdict == 1, verdict == 2, verdict == 3, iterations)
 
 
 @functools.cache
-def _library() -> ctypes.CDLL | None:
-    library = load(SOURCE)
-    if library is None:
-        return None
-    library.use_lapack.argtypes = [ctypes.c_void_p] * 3
-    library.solve_margins.argtypes = (
-        [ctypes.c_void_p] * 8
-        + [ctypes.c_int64] * 5
-        + [ctypes.c_double] * 2
-        + [ctypes.c_int, ctypes.POINTER(_Rule)]
+def _solver() -> Callable[..., int] | None:
+    pointer, size, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+    use_lapack = native.function("use_lapack", [pointer] * 3)
+    solve_margins = native.function(
+        "solve_margins",
+        [*[pointer] * 8, *[size] * 5, number, number, ctypes.c_int, ctypes.POINTER(_Rule)],
     )
     routines = [
         _address("scipy.linalg.cython_blas", "dgemm"),
         _address("scipy.linalg.cython_lapack", "dpotrf"),
         _address("scipy.linalg.cython_lapack", "dpotrs"),
     ]
-    if None in routines:
+    if use_lapack is None or None in routines:
         return None
-    library.use_lapack(*routines)
-    return library
+    use_lapack(*routines)
+    return solve_margins
 
 
 @functools.cache

@@ -1,40 +1,38 @@
 """The normalized rule in C: hundreds of times faster than a loop of torch calls for one trial.
 
-kernel.c holds the whole loop. Where there is no compiler, or the problem is not of the plain kind
-(one head, labels +-1, no padding, on a CPU), `descend` takes the same steps in torch. The two
-agree to rounding.
+native/descent.c holds the whole loop. Where the C library is missing, or the problem is not of the
+plain kind (one head, labels +-1, no padding, on a CPU), `descend` takes the same steps in torch.
+The two agree to rounding.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-from pathlib import Path
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from mirrorhead._compiled import load
+from mirrorhead import native
 from mirrorhead.losses import LOSSES
 from mirrorhead.potentials import dual_exponent, inverse_exponent, snap
 from mirrorhead.problem import AttentionProblem
-
-SOURCE = Path(__file__).with_name("kernel.c")
 
 
 def can_compile(problem: AttentionProblem) -> bool:
     """Whether the kernel computes this problem, and can be had here."""
     plain = problem.heads is None and problem.classes is None and problem.mask is None
-    return plain and problem.X.device.type == "cpu" and _library() is not None
+    return plain and problem.X.device.type == "cpu" and _descent() is not None
 
 
 class NormalizedLoop:
     """`advance(u, count)`: so many steps of the normalized rule from the dual variable u."""
 
     def __init__(self, problem: AttentionProblem, p: float, lr: float) -> None:
-        library = _library()
-        assert library is not None, "call can_compile first"
-        self._function = library.normalized_descent
+        function = _descent()
+        assert function is not None, "call can_compile first"
+        self._function = function
         *_, n, T, d = problem.X.shape
         X = problem.X.reshape(-1, n, T, d)
         rows, columns = _padded(X), _padded(X.mT)
@@ -63,12 +61,9 @@ def _padded(x: Tensor) -> Tensor:
 
 
 @functools.cache
-def _library() -> ctypes.CDLL | None:
-    library = load(SOURCE)
-    if library is None:
-        return None
+def _descent() -> Callable[..., int] | None:
     double, size = ctypes.c_double, ctypes.c_long
-    library.normalized_descent.argtypes = (
-        [ctypes.c_void_p] * 5 + [size] * 7 + [double] * 3 + [ctypes.c_int]
+    return native.function(
+        "normalized_descent",
+        [*[ctypes.c_void_p] * 5, *[size] * 7, *[double] * 3, ctypes.c_int],
     )
-    return library

@@ -2,7 +2,7 @@
  *
  *     u+ = u - lr grad L(W) / ||grad L(W)||_q,     W+ = sign(u+) |u+|^(1/(p-1))
  *
- * The gradient is the one that attention.py derives: relative to the selected token, with the
+ * The gradient is the one that problem.py derives: relative to the selected token, with the
  * scale of each sample carried as a logarithm.
  *
  * Memory is laid out for inner loops over whole vectors: W, u and the gradient are transposed
@@ -10,16 +10,10 @@
  * Tp. What stands in the padding is zero.
  */
 #include <float.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__GNUC__) && !defined(__clang__) && defined(__GLIBC__) && defined(__x86_64__)
-/* The C library has vector forms of these; say so without asking for -ffast-math. */
-extern double exp(double) __attribute__((simd("notinbranch"), const));
-extern double log(double) __attribute__((simd("notinbranch"), const));
-extern double pow(double, double) __attribute__((simd("notinbranch"), const));
-#endif
+#include "native.h"
 
 enum loss { LOGISTIC, EXPONENTIAL, LINEAR };
 
@@ -202,7 +196,7 @@ static void descend(const struct problem *P, double *restrict u, long steps, dou
 
 /* Take `steps` steps from the dual variable u (trials, d, d; transposed) of every trial.
  * Returns 1 where there is no memory, else 0. */
-int normalized_descent(const double *X, const double *Xt, const double *z, const double *a,
+int EXPORT(normalized_descent)(const double *X, const double *Xt, const double *z, const double *a,
                        double *u, long trials, long n, long T, long d, long Tp, long dp,
                        long steps, double lr, double q, double inverse, int loss) {
     double *work = calloc((size_t)(3 * d * d + 2 * d * dp + n * (Tp + dp) + 5 * (n + 3) + dp), sizeof *work);

@@ -6,16 +6,11 @@
  * caller judges what comes out by its certificate. Matrices are stored by rows; the few products
  * and factorisations are BLAS and LAPACK, which see them transposed.
  */
-#include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__GNUC__) && !defined(__clang__) && defined(__GLIBC__) && defined(__x86_64__)
-/* The C library has vector forms of these; say so without asking for -ffast-math. */
-extern double exp(double) __attribute__((simd("notinbranch"), const));
-extern double log(double) __attribute__((simd("notinbranch"), const));
-#endif
+#include "native.h"
 
 #define EACH(k, n) _Pragma("omp simd") for (long k = 0; k < (n); k++)
 #define SUM(k, n, term) ({ double y_ = 0; \
@@ -38,7 +33,7 @@ static gemm_function *dgemm;
 static potrf_function *dpotrf;
 static potrs_function *dpotrs;
 
-void use_lapack(void *gemm, void *potrf, void *potrs) {
+void EXPORT(use_lapack)(void *gemm, void *potrf, void *potrs) {
     dgemm = (gemm_function *)gemm;
     dpotrf = (potrf_function *)potrf;
     dpotrs = (potrs_function *)potrs;
@@ -456,8 +451,8 @@ static enum verdict run(struct state *S, const struct rule *rule, double tol, do
 /* Solve `count` problems with left (count, n, R, a), right (count, n, c) and b (count, n R). On
  * entry, w (count, N) and lam (count, n R) hold where to start if `warm`; on return, where each
  * ended unless its verdict is LOST. Returns 1 where there is no memory, else 0. */
-int solve_margins(const double *left, const double *right, const double *b, double *w, double *lam,
-                  double *gap, int64_t *verdict, int64_t *iterations, int64_t count, int64_t n,
+int EXPORT(solve_margins)(const double *left, const double *right, const double *b, double *w,
+                  double *lam, double *gap, int64_t *verdict, int64_t *iterations, int64_t count, int64_t n,
                   int64_t R, int64_t a, int64_t c, double p, double tol, int warm,
                   const struct rule *rule) {
     const long m = n * R, N = a * c;
