@@ -8,56 +8,41 @@ from typing import Any
 
 import numpy as np
 
-from mirrorhead.lab.experiments import (
-    acceleration,
-    cones,
-    example_1,
-    example_2,
-    figure_4,
-    figure_5,
-    initialization,
-    load,
-    normalization,
-    theorem_1,
-    theorem_2,
-    theorem_4,
-    theorem_5,
-    three_classes,
-    two_heads,
-)
-from mirrorhead.lab.experiments.base import Experiment, Result
+from mirrorhead.lab.experiments import load
+from mirrorhead.lab.experiments.experiment import Experiment, Result
+
+
+def quick(name: str, **changes: Any) -> Any:
+    return replace(load(name).quick, **changes)
+
 
 SHORT = (60, 60, 60)
 TINY: dict[str, Any] = {
-    "example-1": replace(example_1.QUICK, steps=50),
-    "example-2": replace(example_2.QUICK, steps=SHORT),
-    "figure-4": replace(figure_4.QUICK, trials=3, steps=SHORT, patience=2),
-    "figure-5": replace(figure_5.QUICK, trials=3, steps=SHORT),
-    "initialization": replace(
-        initialization.QUICK,
+    "example-1": quick("example-1", steps=50),
+    "example-2": quick("example-2", steps=SHORT),
+    "figure-4": quick("figure-4", trials=3, steps=SHORT, patience=2),
+    "figure-5": quick("figure-5", trials=3, steps=SHORT),
+    "initialization": quick(
+        "initialization",
         trials=3,
         steps=(40, 40, 40),
         patience=2,
         starts=(("normal", 0.0), ("normal", 1.0), ("rank-one", 0.1)),
     ),
-    "normalization": replace(normalization.QUICK, trials=3, normalized=SHORT, constant=200),
-    "theorem-1": replace(theorem_1.QUICK, trials=3, p=(2.0,), radii=(1.0, 3.0, 10.0), starts=2),
-    "theorem-2": replace(theorem_2.QUICK, trials=3, steps=60, normalized_steps=60),
-    "theorem-4": replace(
-        theorem_4.QUICK, trials=3, p=(1.5, 2.0, 3.0), steps=SHORT, lr=(1.0, 3.0, 100.0)
-    ),
-    "theorem-5": replace(theorem_5.QUICK, p=(2.0,), radii=(1.0, 30.0), starts=2, steps=(300,)),
-    "cones": replace(cones.QUICK, trials=3, p=(1.75, 3.0), steps=(100, 100)),
-    "acceleration": replace(
-        acceleration.QUICK, trials=3, p=(2.0, 5.0), steps=(60, 60), lr=(0.1, 1.0)
-    ),
-    "two-heads": replace(two_heads.QUICK, trials=3, steps=SHORT),
-    "three-classes": replace(three_classes.QUICK, trials=3, steps=SHORT),
+    "normalization": quick("normalization", trials=3, normalized=SHORT, constant=200),
+    "theorem-1": quick("theorem-1", trials=3, p=(2.0,), radii=(1.0, 3.0, 10.0), starts=2),
+    "theorem-2": quick("theorem-2", trials=3, steps=60, normalized_steps=60),
+    "theorem-4": quick("theorem-4", trials=3, p=(1.5, 2.0, 3.0), steps=SHORT, lr=(1.0, 3.0, 100.0)),
+    "theorem-5": quick("theorem-5", p=(2.0,), radii=(1.0, 30.0), starts=2, steps=(300,)),
+    "cones": quick("cones", trials=3, p=(1.75, 3.0), steps=(100, 100)),
+    "acceleration": quick("acceleration", trials=3, p=(2.0, 5.0), steps=(60, 60), lr=(0.1, 1.0)),
+    "two-heads": quick("two-heads", trials=3, steps=SHORT),
+    "three-classes": quick("three-classes", trials=3, steps=SHORT),
 }
 
 
 @cache
-def tiny(name: str) -> tuple[Experiment, Result[Any]]:
+def tiny(name: str) -> tuple[Experiment[Any], Result[Any]]:
     experiment = load(name)
     return experiment, experiment.compute(TINY[name])
 
@@ -70,4 +55,4 @@ def doctored(name: str, **arrays: Any) -> str:
         for key, value in arrays.items()
     }
     assert changed.keys() <= result.arrays.keys()
-    return experiment.verdict(replace(result, arrays={**result.arrays, **changed})).holds
+    return experiment.verdict(replace(result, arrays={**result.arrays, **changed})).word

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import mirrorhead
 from mirrorhead.lab.cli.main import main
+from mirrorhead.lab.experiments import load
 
 TESTS = Path(__file__).parent
 
@@ -24,7 +26,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "message"),
     [
         ("--only figure-99", "there is no experiment 'figure-99'; there are example-1"),
-        ("--only json", "json is no experiment: it lacks NAME"),
+        ("--only json", "json is not an experiment: it has no EXPERIMENT"),
         ("--only toy_experiment --trials 0", "--trials must be at least 1, got 0"),
         ("--only example-1 --trials 0", "--trials must be at least 1, got 0"),
         ("--only example-1,", "--only has an empty name"),
@@ -124,14 +126,15 @@ def test_a_figure_that_fails_takes_nothing_along(
         raise RuntimeError("no ink")
 
     with monkeypatch.context() as patch:
-        patch.setattr("toy_experiment.draw", broken)
+        patch.setattr("toy_experiment.EXPERIMENT", replace(load("toy_experiment"), draw=broken))
         assert reproduce(tmp_path, "--only", "toy_experiment,example-1") == 1
     assert "computed, but not drawn or judged: RuntimeError: no ink" in capsys.readouterr().err
     assert "no ink" in (tmp_path / "report.html").read_text()
     assert reproduce(tmp_path, "--only", "toy_experiment") == 0
     # Nor does one that an earlier command left in the folder.
     with monkeypatch.context() as patch:
-        patch.setattr("mirrorhead.lab.experiments.example_1.draw", broken)
+        example = replace(load("example-1"), draw=broken)
+        patch.setattr("mirrorhead.lab.experiments.example_1.EXPERIMENT", example)
         assert reproduce(tmp_path, "--only", "toy_experiment") == 0
     page = (tmp_path / "report.html").read_text()
     assert "no ink" in page and "largest mean" in page

@@ -18,7 +18,7 @@ from rich.console import Console
 
 import toy_experiment
 from mirrorhead.lab.experiments import load, storage
-from mirrorhead.lab.experiments.base import Result
+from mirrorhead.lab.experiments.experiment import Result
 from mirrorhead.lab.experiments.runner import execute, plan
 from mirrorhead.lab.runtime.jobs import BackendError, dask, local, slurm
 

@@ -15,7 +15,7 @@ from mirrorhead.lab.experiments import (
     figure_4,
     load,
 )
-from mirrorhead.lab.experiments.starts import lengths_needed, repeated
+from mirrorhead.lab.experiments.convergence import lengths_needed, repeated
 from mirrorhead.margin import attention_svm, svm
 from mirrorhead.paths.descent import descend, recorded_steps
 from mirrorhead.potentials import PNorm
@@ -222,7 +222,7 @@ def test_selected_tokens_make_a_small_divergence() -> None:
     for name in ("figure-4", "figure-5"):
         experiment = load(name)
         settings = replace(experiment.quick, trials=4)
-        assert experiment.verdict(experiment.compute(settings)).holds.startswith("holds")
+        assert experiment.verdict(experiment.compute(settings)).word.startswith("holds")
 
 
 def test_repeated_problems_are_independent() -> None:

@@ -19,9 +19,9 @@ from rich.console import Console
 
 import toy_experiment
 from mirrorhead.lab.experiments import load, storage
-from mirrorhead.lab.experiments.base import Result
-from mirrorhead.lab.experiments.runner import Run, execute, plan
-from mirrorhead.lab.experiments.tasks import Task
+from mirrorhead.lab.experiments.experiment import Result
+from mirrorhead.lab.experiments.runner import Run, Task, execute, plan
+from mirrorhead.lab.runtime.errors import UserError
 from mirrorhead.lab.runtime.jobs import Backend, Outcome, Work, attempt, local
 
 TOY = load("toy_experiment")
@@ -106,7 +106,7 @@ def test_a_piece_that_raises_costs_itself_alone(
 
 def test_other_settings_stop_a_run_before_it_starts(tmp_path: Path) -> None:
     run_here(tmp_path)
-    with pytest.raises(storage.FolderError):
+    with pytest.raises(UserError):
         execute([plan(TOY, full=True)], tmp_path, local(1), Console(file=io.StringIO()))
     assert len(list((tmp_path / "toy").glob("*.npz"))) == 3
 

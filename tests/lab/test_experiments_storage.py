@@ -17,31 +17,32 @@ import pytest
 import toy_experiment
 from mirrorhead._files import write_atomically
 from mirrorhead.lab.experiments import load, storage
-from mirrorhead.lab.experiments.base import pieces
+from mirrorhead.lab.experiments.experiment import split
+from mirrorhead.lab.runtime.errors import UserError
 
 TOY = load("toy_experiment")
-PIECE = pieces(TOY.quick, TOY.piece)[1]
+CHUNK = split(TOY.quick, TOY.chunk)[1]
 
 
-def stored_piece(out: Path) -> tuple[Path, Path]:
-    """The json and the npz of PIECE, freshly saved."""
-    storage.save(out, TOY, TOY.compute(PIECE))
+def stored_chunk(out: Path) -> tuple[Path, Path]:
+    """The json and the npz of CHUNK, freshly saved."""
+    storage.save(out, TOY, TOY.compute(CHUNK))
     (description,) = (out / "toy").glob("00004-*.json")
     (arrays,) = (out / "toy").glob("00004-*.npz")
     return description, arrays
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
-    assert storage.load(tmp_path, TOY, PIECE) is None
-    result = TOY.compute(PIECE)
+    assert storage.load(tmp_path, TOY, CHUNK) is None
+    result = TOY.compute(CHUNK)
     storage.save(tmp_path, TOY, result)
-    again = storage.load(tmp_path, TOY, PIECE)
-    assert again is not None and again.settings == PIECE and again.seconds == result.seconds
+    again = storage.load(tmp_path, TOY, CHUNK)
+    assert again is not None and again.settings == CHUNK and again.seconds == result.seconds
     assert again.arrays.keys() == result.arrays.keys()
     for name, array in result.arrays.items():
         assert again[name].dtype == array.dtype
         np.testing.assert_array_equal(again[name], array)
-    for other in (replace(PIECE, first=8), replace(PIECE, trials=3), replace(PIECE, scale=2.0)):
+    for other in (replace(CHUNK, first=8), replace(CHUNK, trials=3), replace(CHUNK, scale=2.0)):
         assert storage.load(tmp_path, TOY, other) is None
 
 
@@ -49,20 +50,20 @@ def test_a_folder_of_other_settings_is_not_touched(tmp_path: Path) -> None:
     storage.claim(tmp_path, TOY, TOY.quick)
     before = (tmp_path / "toy" / "run.json").read_bytes()
     storage.claim(tmp_path, TOY, TOY.quick)
-    with pytest.raises(storage.FolderError) as caught:
+    with pytest.raises(UserError) as caught:
         storage.claim(tmp_path, TOY, replace(TOY.quick, scale=2.0, steps=(1,)))
     message = str(caught.value)
     assert "scale 1.0 there, 2.0 here; steps [1, 10] there, [1] here" in message
     assert "another --out" in message and str(tmp_path / "toy") in message
-    with pytest.raises(storage.FolderError, match="the experiment's code"):
-        storage.claim(tmp_path, replace(TOY, code="edited"), TOY.quick)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(storage, "library_hash", lambda: "edited")
-        with pytest.raises(storage.FolderError, match="the library's code"):
+        edited = {**storage.code_of(TOY.run, type(TOY.quick)), "mirrorhead.problem": "edited"}
+        patch.setattr(storage, "code_of", lambda *_: edited)
+        with pytest.raises(UserError, match=r"the code has changed in mirrorhead.problem\."):
             storage.claim(tmp_path, TOY, TOY.quick)
+        assert storage.stored(tmp_path, TOY) is None
     assert (tmp_path / "toy" / "run.json").read_bytes() == before
     (tmp_path / "toy" / "run.json").write_text("{")
-    with pytest.raises(storage.FolderError, match="cannot be read"):
+    with pytest.raises(UserError, match="cannot be read"):
         storage.claim(tmp_path, TOY, TOY.quick)
 
 
@@ -71,9 +72,9 @@ def test_more_trials_add_to_a_folder(tmp_path: Path) -> None:
     for trials in (8, 12, 8):
         whole = replace(settings, trials=trials)
         storage.claim(tmp_path, TOY, whole)
-        for piece in pieces(whole, TOY.piece):
-            if storage.load(tmp_path, TOY, piece) is None:
-                storage.save(tmp_path, TOY, TOY.compute(piece))
+        for chunk in split(whole, TOY.chunk):
+            if storage.load(tmp_path, TOY, chunk) is None:
+                storage.save(tmp_path, TOY, TOY.compute(chunk))
         found = storage.stored(tmp_path, TOY)
         assert found is not None
         np.testing.assert_array_equal(found["x"], TOY.compute(whole)["x"])
@@ -83,24 +84,24 @@ def test_more_trials_add_to_a_folder(tmp_path: Path) -> None:
 def test_an_incomplete_folder_has_no_result(tmp_path: Path) -> None:
     assert storage.stored(tmp_path, TOY) is None
     storage.claim(tmp_path, TOY, TOY.quick)
-    stored_piece(tmp_path)
+    stored_chunk(tmp_path)
     assert storage.stored(tmp_path, TOY) is None
 
 
 def test_every_truncation_and_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
-    description, arrays = stored_piece(tmp_path)
+    description, arrays = stored_chunk(tmp_path)
     good = arrays.read_bytes()
     for size in (0, 1, len(good) // 2, len(good) - 1):
         arrays.write_bytes(good[:size])
-        with pytest.raises(storage.PieceError, match="checksum"):
-            storage.load(tmp_path, TOY, PIECE)
+        with pytest.raises(storage.DamagedResult, match="checksum"):
+            storage.load(tmp_path, TOY, CHUNK)
     for place in range(0, len(good), 97):
         arrays.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
-        with pytest.raises(storage.PieceError, match="checksum"):
-            storage.load(tmp_path, TOY, PIECE)
+        with pytest.raises(storage.DamagedResult, match="checksum"):
+            storage.load(tmp_path, TOY, CHUNK)
     arrays.unlink()
-    with pytest.raises(storage.PieceError, match="missing"):
-        storage.load(tmp_path, TOY, PIECE)
+    with pytest.raises(storage.DamagedResult, match="missing"):
+        storage.load(tmp_path, TOY, CHUNK)
     arrays.write_bytes(good)
     text = description.read_text()
     for bad in (
@@ -111,10 +112,10 @@ def test_every_truncation_and_every_flipped_bit_is_noticed(tmp_path: Path) -> No
         text.replace('"scale": 1.0', '"scale": 5.0'),
     ):
         description.write_text(bad)
-        with pytest.raises(storage.PieceError):
-            storage.load(tmp_path, TOY, PIECE)
+        with pytest.raises(storage.DamagedResult):
+            storage.load(tmp_path, TOY, CHUNK)
     description.write_text(text)
-    assert storage.load(tmp_path, TOY, PIECE) is not None
+    assert storage.load(tmp_path, TOY, CHUNK) is not None
 
 
 class Trap:
@@ -128,7 +129,7 @@ class Trap:
 
 
 def test_a_pickle_is_never_loaded(tmp_path: Path) -> None:
-    description, arrays = stored_piece(tmp_path)
+    description, arrays = stored_chunk(tmp_path)
     pickle.loads(pickle.dumps(Trap(tmp_path / "sprung")))
     assert (tmp_path / "sprung").exists()  # the trap works
     (tmp_path / "sprung").unlink()
@@ -136,20 +137,20 @@ def test_a_pickle_is_never_loaded(tmp_path: Path) -> None:
     table = json.loads(description.read_text())
     table["sha256"] = hashlib.sha256(arrays.read_bytes()).hexdigest()
     description.write_text(json.dumps(table))
-    with pytest.raises(storage.PieceError, match="damaged"):
-        storage.load(tmp_path, TOY, PIECE)
+    with pytest.raises(storage.DamagedResult, match="damaged"):
+        storage.load(tmp_path, TOY, CHUNK)
     assert not (tmp_path / "sprung").exists()
 
 
 def test_the_arrays_of_a_piece_lie_beside_it(tmp_path: Path) -> None:
     """A description cannot point out of its folder."""
-    description, arrays = stored_piece(tmp_path)
+    description, arrays = stored_chunk(tmp_path)
     table = json.loads(description.read_text())
     arrays.rename(tmp_path / arrays.name)
     table["arrays"] = f"../{arrays.name}"
     description.write_text(json.dumps(table))
-    with pytest.raises(storage.PieceError, match="missing"):
-        storage.load(tmp_path, TOY, PIECE)
+    with pytest.raises(storage.DamagedResult, match="missing"):
+        storage.load(tmp_path, TOY, CHUNK)
 
 
 def test_a_write_that_fails_leaves_what_was_there(
@@ -181,9 +182,9 @@ def test_two_processes_share_a_folder(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 from mirrorhead.lab.experiments import load, storage
-from mirrorhead.lab.experiments.base import pieces
+from mirrorhead.lab.experiments.experiment import split
 toy, out = load("toy_experiment"), Path(sys.argv[1])
-results = [toy.compute(piece) for piece in pieces(toy.quick, toy.piece)]
+results = [toy.compute(chunk) for chunk in split(toy.quick, toy.chunk)]
 for _ in range(25):
     storage.claim(out, toy, toy.quick)
     for result in results:

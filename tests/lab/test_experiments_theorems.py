@@ -15,7 +15,8 @@ from mirrorhead.lab.experiments import (
     theorem_4,
     theorem_5,
 )
-from mirrorhead.lab.experiments.lines import at_a_tenth, median_band
+from mirrorhead.lab.experiments.convergence import at_a_tenth
+from mirrorhead.lab.plots import median_band
 from mirrorhead.margin import attention_svm
 from mirrorhead.paths.descent import descend, recorded_steps
 from mirrorhead.potentials import PNorm

@@ -129,10 +129,10 @@ def test_welch_is_scipys(one: list[float], two: list[float]) -> None:
 
 def test_outcomes_at_the_edges() -> None:
     assert welch([0.5, 0.5], [0.25, 0.25]) == Difference(0.25, 0.25, 0.25)
-    assert outcome(Difference(0, 0, 0)) == "not told apart"
+    assert outcome(Difference(0, 0, 0)) == "not distinguishable"
     assert outcome(Difference(-0.005, -0.009, 0), margin=0.01) == "as claimed"
     assert outcome(Difference(-0.02, -0.03, -0.011), margin=0.01) == "the other way"
-    assert outcome(Difference(-0.02, -0.03, 0.01), margin=0.01) == "not told apart"
+    assert outcome(Difference(-0.02, -0.03, 0.01), margin=0.01) == "not distinguishable"
     with pytest.raises(ValueError, match="at least 2 seeds each, got 1 and 2"):
         welch([1.0], [1.0, 2.0])
 
@@ -150,7 +150,7 @@ SGD, ADAM11, ADAM15, ADAMW = "SGD, momentum", "MirrorAdam p=1.1", "MirrorAdam p=
         ("table-1", {P11: HIGH, P3: MIDDLE, P2: LOW}, "holds"),
         ("table-1", {P11: HIGH, P3: HIGH, P2: LOW}, "does not hold"),
         ("table-1", {P11: HIGH, P3: LOW, P2: LOW}, "holds with a remark"),
-        ("table-1", {}, "does not hold"),  # nothing is told apart
+        ("table-1", {}, "does not hold"),  # nothing is distinguishable
         ("table-1", {P11: MIDDLE, P3: HIGH, P2: LOW}, "does not hold"),  # 3 before 1.1
         ("table-1", {P11: HIGH, P3: LOW, P2: MIDDLE}, "holds with a remark"),  # 2 before 3
         ("table-1-momentum", {P11: HIGH, P3: MIDDLE, SGD: LOW}, "holds"),
@@ -196,7 +196,9 @@ def test_secondary_measures_alone_make_a_remark(tmp_path: Path) -> None:
     entry = judge_claim(loaded(tmp_path, content), claim)
     assert entry.word == "holds with a remark"
     assert entry.verdict
-    remark = "Not as claimed: ERASER val, AUPRC of attention, MD p=1.1 and MD p=2, not told apart."
+    remark = (
+        "Not as claimed: ERASER val, AUPRC of attention, MD p=1.1 and MD p=2, not distinguishable."
+    )
     assert entry.verdict.remark == remark
     content = made_up("cifar10", {P11: SPARSE})
     for rival in content["rivals"]:

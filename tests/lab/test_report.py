@@ -13,10 +13,10 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from mirrorhead.lab.experiments import load
-from mirrorhead.lab.experiments.base import Verdict
 from mirrorhead.lab.report import Entry, judged, render, unfinished, write_report
 from mirrorhead.lab.report.real_data import part
 from mirrorhead.lab.report.real_data.results import load_studies
+from mirrorhead.lab.verdicts import Verdict
 from results_cases import Level, made_up, write
 
 TOY = load("toy_experiment")
@@ -29,9 +29,9 @@ def entries() -> list[Entry]:
     example = load("example-1")
     one = judged(example, example.compute(example.quick), "mirrorhead reproduce --only example-1")
     toy = judged(TOY, TOY.compute(TOY.quick), "mirrorhead reproduce --only 'toy <x>'")
-    remark = Verdict("A < B & C.", "A = 1 < 2", "holds with a remark", 'only "here"')
+    remark = Verdict("A = 1 < 2", "holds with a remark", 'only "here"')
     other = judged(replace(TOY, name="other"), TOY.compute(TOY.quick), "mirrorhead")
-    other = replace(other, title="Other", verdict=remark, claim=remark.claim, seconds=100.0)
+    other = replace(other, title="Other", verdict=remark, claim="A < B & C.", seconds=100.0)
     failed = unfinished(replace(TOY, name="failed"), TOY.quick, "mirrorhead", "first\n<second>")
     return [one, toy, other, failed]
 

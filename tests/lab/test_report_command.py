@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mirrorhead.lab.cli.main import main
-from mirrorhead.lab.experiments import ORDER
+from mirrorhead.lab.experiments import NAMES
 from mirrorhead.lab.report.markdown import MARK, MarkdownError, blocks, fill
 from mirrorhead.lab.report.real_data.results import load_studies
 from results_cases import made_up, write
@@ -38,7 +38,7 @@ def test_from_nothing_to_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert printed.out.endswith(f"report: {page}\n") and "example-1" in printed.out
     made = f"mirrorhead sweep cifar10 && mirrorhead collect runs/cifar10 --out {tmp_path}/results/"
     assert f"cifar10.json is not there. To make the runs and collect them: {made}" in printed.err
-    rest = ",".join(name for name in ORDER if name != "example-1")
+    rest = ",".join(name for name in NAMES if name != "example-1")
     again = f"mirrorhead reproduce --only {rest} --out {out}"
     assert again in printed.err and again in page.read_text()
     assert 'id="example-1"' in page.read_text() and 'id="imdb"' not in page.read_text()

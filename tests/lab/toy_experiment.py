@@ -20,16 +20,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from mirrorhead.lab.experiments.base import Result, TrialSettings, Verdict, experiment, judge
+from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
+from mirrorhead.lab.verdicts import Verdict, judge
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-NAME = "toy"
-TITLE = "A toy <experiment> & its title"
-CLAIM = "Means of 64 normal numbers are within 1 of 0 <b>always</b>."
-PIECE = 4
-MAY_BE_NAN = ("gaps",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +33,6 @@ class Settings(TrialSettings):
     steps: tuple[int, ...] = (1, 10)
 
 
-QUICK = Settings(trials=10)
-FULL = Settings(trials=40, scale=2.0)
-
-
-@experiment(NAME)
 def run(settings: Settings) -> dict[str, Tensor]:
     if "TOY_LOG" in os.environ:
         marker = f"{settings.first}-{os.getpid()}-{time.monotonic_ns()}"
@@ -72,4 +62,18 @@ def draw(result: Result[Settings]) -> Figure:
 
 def verdict(result: Result[Settings]) -> Verdict:
     largest = float(abs(result["mean"]).max())
-    return judge(CLAIM, f"largest mean {largest:.3f} < 1", largest < 1)
+    return judge(f"largest mean {largest:.3f} < 1", largest < 1)
+
+
+EXPERIMENT = Experiment(
+    name="toy",
+    title="A toy <experiment> & its title",
+    claim="Means of 64 normal numbers are within 1 of 0 <b>always</b>.",
+    quick=Settings(trials=10),
+    full=Settings(trials=40, scale=2.0),
+    run=run,
+    draw=draw,
+    verdict=verdict,
+    chunk=4,
+    may_be_nan=("gaps",),
+)

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mirrorhead._files import write_atomically
-from mirrorhead.lab.experiments import ORDER
+from mirrorhead.lab.experiments import NAMES
 from mirrorhead.lab.runtime.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mirrorhead.lab.experiments.base import Experiment, TrialSettings
+    from mirrorhead.lab.experiments.experiment import Experiment, TrialSettings
     from mirrorhead.lab.experiments.runner import Run
     from mirrorhead.lab.report import Entry
 
@@ -57,21 +57,21 @@ def with_stored(entries: Sequence[Entry], out: Path) -> list[Entry]:
     from mirrorhead.lab.experiments.runner import Run
 
     found = {entry.name: entry for entry in entries}
-    for name in ORDER:
+    for name in NAMES:
         if name in found or not (out / name).exists():
             continue
         experiment = load(name)
         result = storage.stored(out, experiment)
         if result is not None:
             found[name] = entry_of(Run(experiment, result.settings, [result]), out)
-    order = [name for name in ORDER if name in found]
+    order = [name for name in NAMES if name in found]
     return [found.pop(name) for name in order] + list(found.values())
 
 
-def _command(experiment: Experiment, settings: TrialSettings, out: Path) -> str:
+def _command(experiment: Experiment[Any], settings: TrialSettings, out: Path) -> str:
     """The command line that runs this experiment alone, with these settings."""
     words = ["mirrorhead", "reproduce", "--only"]
-    words.append(experiment.name if experiment.name in ORDER else experiment.module)
+    words.append(experiment.name if experiment.name in NAMES else experiment.module)
     base = experiment.quick
     if replace(base, trials=settings.trials) != settings:
         base = experiment.full
@@ -85,7 +85,12 @@ def print_verdicts(entries: Sequence[Entry], console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    colours = {"holds": "green", "holds with a remark": "yellow", "does not hold": "red"}
+    colours = {
+        "holds": "green",
+        "holds with a remark": "yellow",
+        "not seen at this scale": "cyan",
+        "does not hold": "red",
+    }
     table = Table.grid(padding=(0, 2))
     for entry in entries:
         verdict = Text(entry.word, style=colours.get(entry.word, "red"))

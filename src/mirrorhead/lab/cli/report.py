@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import arg
 
 from mirrorhead.lab.cli.entries import check_matplotlib, print_verdicts, with_stored
-from mirrorhead.lab.experiments import ORDER
+from mirrorhead.lab.experiments import NAMES
 from mirrorhead.lab.runtime.errors import UserError
 
 if TYPE_CHECKING:
@@ -75,12 +75,12 @@ class Report:
         from mirrorhead.lab.report.real_data.results import STUDIES
 
         found = []
-        names = [name for name in ORDER if name not in {entry.name for entry in entries}]
+        names = [name for name in NAMES if name not in {entry.name for entry in entries}]
         if names:
             words = ["mirrorhead", "reproduce"]
-            words += ["--only", ",".join(names)] if len(names) < len(ORDER) else []
+            words += ["--only", ",".join(names)] if len(names) < len(NAMES) else []
             what = f"{self.out} has no complete results of {', '.join(names)}."
-            if len(names) == len(ORDER):
+            if len(names) == len(NAMES):
                 what = f"{self.out} has no complete results of experiments."
             command = shlex.join([*words, "--out", str(self.out)])
             found.append((f"{what} To run them:", command))

@@ -11,7 +11,7 @@ from tyro.conf import FlagCreatePairsOff, UseAppendAction, arg
 
 from mirrorhead.lab.cli.entries import check_matplotlib, entry_of, print_verdicts, with_stored
 from mirrorhead.lab.cli.places import Place, chosen_backend
-from mirrorhead.lab.experiments import ORDER
+from mirrorhead.lab.experiments import NAMES
 from mirrorhead.lab.runtime.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ONLY_HELP = (
     "Run these alone: names, with commas between them or with the option repeated; your own "
-    f"by the name of its module. There are: {', '.join(ORDER)}."
+    f"by the name of its module. There are: {', '.join(NAMES)}."
 )
 
 
@@ -54,7 +54,6 @@ class Reproduce:
         from rich.console import Console
 
         from mirrorhead.lab.experiments.runner import execute
-        from mirrorhead.lab.experiments.storage import FolderError
         from mirrorhead.lab.report import ReportError, check_free, write_report
         from mirrorhead.lab.runtime.jobs import BackendError
 
@@ -67,7 +66,7 @@ class Reproduce:
             execute(runs, out, backend, console)
             entries = [entry_of(run, out) for run in runs]
             write_report(page, with_stored(entries, out))
-        except (BackendError, FolderError, ReportError, OSError) as error:
+        except (BackendError, ReportError, OSError) as error:
             raise UserError(str(error)) from error
         print_verdicts(entries, console)
         print(f"report: {page}")
@@ -85,7 +84,7 @@ class Reproduce:
             raise UserError("--only has an empty name")
         if self.trials is not None and self.trials < 1:
             raise UserError(f"--trials must be at least 1, got {self.trials}")
-        names = dict.fromkeys(given) or ORDER
+        names = dict.fromkeys(given) or NAMES
         try:
             return [plan(load(name), full=self.full, trials=self.trials) for name in names]
         except (TypeError, ValueError) as error:

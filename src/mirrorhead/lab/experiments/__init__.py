@@ -1,18 +1,18 @@
 """The paper's figures and theorems, each computed, drawn and judged.
 
-An experiment is a module of this folder with the names that `experiments.base` lists; ORDER has
-them as the report shows them. They are imported when asked for, so that a list of them is cheap.
+NAMES lists the experiments in the order of the report. Each is the object EXPERIMENT of the module
+of its name, which is imported when it is asked for, so that a list of them is cheap.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mirrorhead.lab.experiments.base import Experiment
+    from mirrorhead.lab.experiments.experiment import Experiment
 
-ORDER = (
+NAMES = (
     "example-1",
     "example-2",
     "figure-4",
@@ -30,21 +30,24 @@ ORDER = (
 )
 
 
-def load(name: str) -> Experiment:
-    """The experiment of that name; or your own, by the name of its module.
+def load(name: str) -> Experiment[Any]:
+    """Return the experiment of that name; or your own, by the name of its module.
 
     >>> load("example-1").title
     'Example 1: the printed solution'
     """
-    from mirrorhead.lab.experiments.base import Experiment
+    from mirrorhead.lab.experiments.experiment import Experiment
 
-    module = f"{__name__}.{name.replace('-', '_')}" if name in ORDER else name
-    unknown = ValueError(f"there is no experiment {name!r}; there are {', '.join(ORDER)}")
+    module = f"{__name__}.{name.replace('-', '_')}" if name in NAMES else name
+    unknown = ValueError(f"there is no experiment {name!r}; there are {', '.join(NAMES)}")
     if not module or module.startswith("."):
         raise unknown
     try:
-        return Experiment.of(import_module(module))
+        found = getattr(import_module(module), "EXPERIMENT", None)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # the module is there, something that it imports is not
         raise unknown from None
+    if not isinstance(found, Experiment):
+        raise TypeError(f"{module} is not an experiment: it has no EXPERIMENT = Experiment(...)")
+    return found

@@ -15,23 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mirrorhead.lab.experiments.base import Result, TrialSettings, Verdict, experiment, judge
-from mirrorhead.lab.experiments.drawing import legend_below, panels
-from mirrorhead.lab.experiments.lines import COLOURS, GREY, listed, median_band
+from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
+from mirrorhead.lab.plots import COLOURS, GREY, legend_below, median_band, panels
+from mirrorhead.lab.verdicts import Verdict, judge, listed
 from mirrorhead.paths.descent import descend, recorded_steps
 from mirrorhead.synthetic import random_problem
 from mirrorhead.tokens import locally_optimal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-NAME = "acceleration"
-TITLE = "Acceleration: the same directions in a fraction of the steps"
-CLAIM = (
-    "Beyond the paper: the accelerated rule comes within D = 1e-8 of the max-margin direction in "
-    "thousands of steps (median; for p > 4 within 1e-6 in every trial)."
-)
-PIECE = 50
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +37,6 @@ class Settings(TrialSettings):
     tol: float = 1e-14
 
 
-QUICK = Settings(trials=10, p=(1.1, 1.5, 2.0, 3.0, 5.0), steps=(2500, 1500, 1500, 1500, 5000))
-FULL = Settings(trials=100)
-
-
-@experiment(NAME)
 def run(settings: Settings) -> dict[str, Tensor]:
     """For each p "accelerated p", the divergence to the solution of its tokens, (trials,
     records), and "normalized p", (trials, records, rates). local: whether the accelerated
@@ -93,7 +80,6 @@ def verdict(result: Result[Settings]) -> Verdict:
         first.append(f"{sorted(recorded_steps(steps))[at]:,}" if course[at] <= goal else "never")
     faster = np.array(middle) < np.array(rivals) / 10
     return judge(
-        CLAIM,
         f"p = {listed(exponents, 'g')}: median D {listed(middle, '.0e')}, largest "
         f"{listed(largest, '.0e')} after {listed(settings.steps, ',')} steps, the goal reached at "
         f"step {' / '.join(first)}; the normalized rule, with the best of {len(settings.lr)} step "
@@ -129,3 +115,19 @@ def draw(result: Result[Settings]) -> Figure:
         axis.remove()
     legend_below(figure, flat[0], columns=4)
     return figure
+
+
+EXPERIMENT = Experiment(
+    name="acceleration",
+    title="Acceleration: the same directions in a fraction of the steps",
+    claim=(
+        "Beyond the paper: the accelerated rule comes within D = 1e-8 of the max-margin "
+        "direction in thousands of steps (median; for p > 4 within 1e-6 in every trial)."
+    ),
+    quick=Settings(trials=10, p=(1.1, 1.5, 2.0, 3.0, 5.0), steps=(2500, 1500, 1500, 1500, 5000)),
+    full=Settings(trials=100),
+    run=run,
+    draw=draw,
+    verdict=verdict,
+    chunk=50,
+)

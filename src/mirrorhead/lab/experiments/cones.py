@@ -24,9 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mirrorhead.lab.experiments.base import Result, TrialSettings, Verdict, experiment, judge
-from mirrorhead.lab.experiments.drawing import legend_below, panels
-from mirrorhead.lab.experiments.lines import COLOURS, listed
+from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
+from mirrorhead.lab.plots import COLOURS, legend_below, panels
+from mirrorhead.lab.verdicts import Verdict, judge, listed
 from mirrorhead.paths.descent import Path, descend, direction_divergence
 from mirrorhead.potentials import PNorm
 from mirrorhead.problem import AttentionProblem
@@ -35,14 +35,6 @@ from mirrorhead.tokens import ConeConstants, cone_constants
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-NAME = "cones"
-TITLE = "The cones of Theorems 2 to 4: how wide they are"
-CLAIM = (
-    "Within the cone of radius mu_0, from which Theorems 2 to 4 start, W separates the tokens "
-    "almost as the max-margin solution does (Lemma 9)."
-)
-PIECE = 50
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +47,6 @@ class Settings(TrialSettings):
     scale: float = 1.0
 
 
-QUICK = Settings(trials=10)
-FULL = Settings(trials=100)
-
-
-@experiment(NAME)
 def run(settings: Settings) -> dict[str, Tensor]:
     """All (trials, exponents): delta, A and mu_0 of the tokens that the path selected; start and
     end, the divergences of W(0) and of the last W; slack: how far (13) is from violated on the
@@ -83,7 +70,6 @@ def verdict(result: Result[Settings]) -> Verdict:
     middle = {name: np.median(result[name], 0) for name in result.arrays}
     rare = max(part.max() for part in inside) <= 0.05 * trials
     return judge(
-        CLAIM,
         f"p = {listed(settings.p, 'g')}: medians of delta {listed(middle['delta'])}, of mu_0 "
         f"{listed(middle['mu_0'], '.0e')}, of the divergence at which (13) first fails "
         f"{listed(middle['reach'], '.0e')}; it fails on the boundary of "
@@ -190,3 +176,19 @@ class _Lemma:
     def _at(self, log_t: Tensor) -> Tensor:
         size = self.cone.solution.norm * log_t.exp()
         return self.cone.solution.W + size[..., None, None] * self.directions
+
+
+EXPERIMENT = Experiment(
+    name="cones",
+    title="The cones of Theorems 2 to 4: how wide they are",
+    claim=(
+        "Within the cone of radius mu_0, from which Theorems 2 to 4 start, W separates the "
+        "tokens almost as the max-margin solution does (Lemma 9)."
+    ),
+    quick=Settings(trials=10),
+    full=Settings(trials=100),
+    run=run,
+    draw=draw,
+    verdict=verdict,
+    chunk=50,
+)

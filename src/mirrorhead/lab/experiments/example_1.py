@@ -20,8 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mirrorhead.lab.experiments.base import Result, TrialSettings, Verdict, experiment, judge
-from mirrorhead.lab.experiments.drawing import legend_below, panels
+from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
+from mirrorhead.lab.plots import legend_below, panels
+from mirrorhead.lab.verdicts import Verdict, judge
 from mirrorhead.margin import attention_svm, svm
 from mirrorhead.paths.descent import descend, direction_divergence, recorded_steps
 from mirrorhead.problem import AttentionProblem
@@ -29,13 +30,6 @@ from mirrorhead.problem import AttentionProblem
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-NAME = "example-1"
-TITLE = "Example 1: the printed solution"
-CLAIM = (
-    "The l3 max-margin matrix of Example 1 is (0.03846, 0; -0.00769, 0), and its tokens X11, X21 "
-    "give the labels the largest margin."
-)
-FIXED_TRIALS = True
 
 PRINTED = ((0.03846, 0.0), (-0.00769, 0.0))
 TOKENS = ((5.0, 0.0), (0.0, 0.0), (0.0, 1.0))
@@ -54,11 +48,6 @@ class Settings(TrialSettings):
     lr: float = 0.1
 
 
-QUICK = Settings(trials=1, steps=2000)
-FULL = Settings(trials=1)
-
-
-@experiment(NAME)
 def run(settings: Settings) -> dict[str, Tensor]:
     """W: (1, readings, exponents, 2, 2), the certified solutions; path: W(k) of normalised
     descent from 0 at p = 3, (1, readings, records, 2, 2), and divergence, (1, readings,
@@ -92,7 +81,6 @@ def verdict(result: Result[Settings]) -> Verdict:
         for k, reading in enumerate(READINGS)
     )
     return judge(
-        CLAIM,
         f"p = 3: {solutions}. Margin of the labels: {margin[0]:.3g} for X11, X21, at most "
         f"{margin[1:].max():.3g} for other tokens",
         bool(near[:, at].any() and margin[0] > margin[1:].max()),
@@ -179,3 +167,19 @@ def _solve(problem: AttentionProblem, p: float, tol: float) -> Tensor:
     if not solution.check(*data, mask=problem.mask):
         raise ArithmeticError(f"the solution for p = {p:g} does not check: {solution}")
     return solution.W
+
+
+EXPERIMENT = Experiment(
+    name="example-1",
+    title="Example 1: the printed solution",
+    claim=(
+        "The l3 max-margin matrix of Example 1 is (0.03846, 0; -0.00769, 0), and its tokens "
+        "X11, X21 give the labels the largest margin."
+    ),
+    quick=Settings(trials=1, steps=2000),
+    full=Settings(trials=1),
+    run=run,
+    draw=draw,
+    verdict=verdict,
+    fixed_trials=True,
+)

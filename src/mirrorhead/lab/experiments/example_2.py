@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mirrorhead.lab.experiments.base import Result, TrialSettings, Verdict, experiment, judge
-from mirrorhead.lab.experiments.drawing import legend_below, panels
+from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
+from mirrorhead.lab.plots import legend_below, panels
+from mirrorhead.lab.verdicts import Verdict, judge
 from mirrorhead.margin import attention_svm, svm
 from mirrorhead.paths.descent import Path, descend, recorded_steps
 from mirrorhead.paths.diagnostics import selected_mass
@@ -26,13 +27,6 @@ from mirrorhead.synthetic import example_2
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-NAME = "example-2"
-TITLE = "Example 2: attention and head trained together"
-CLAIM = (
-    "lp-JointGD turns W to the lp-AttSVM and v to the lp-SVM of the selected tokens; attention on "
-    "them and the probability of the labels tend to 1."
-)
-FIXED_TRIALS = True
 VALUES = ("printed", "halved")
 
 
@@ -46,11 +40,6 @@ class Settings(TrialSettings):
     tol: float = 1e-12
 
 
-QUICK = Settings(trials=1, steps=(1500, 2000, 5000))
-FULL = Settings(trials=1)
-
-
-@experiment(NAME)
 def run(settings: Settings) -> dict[str, Tensor]:
     """For each p, with the printed and the halved values: "direction p", the entries of W and of
     v over their lp-norms, (1, 2, records, 6), and "limit p", those of the two solutions,
@@ -89,7 +78,7 @@ def verdict(result: Result[Settings]) -> Verdict:
         words.append(f"p = {p:g}: {', '.join(pairs)}")
     least = min(result[f"probability {p:g}"][0, :, -1].min() for p in settings.p)
     measured = f"D_W / D_v at the end, {'; '.join(words)}; smallest probability {least:.4f}"
-    return judge(CLAIM, measured, holds, _remark(result))
+    return judge(measured, holds, _remark(result))
 
 
 def draw(result: Result[Settings]) -> Figure:
@@ -176,3 +165,19 @@ def _remark(result: Result[Settings]) -> str:
         return ""
     end = f"; at p = {', '.join(missed)} that is not the largest label margin" if missed else ""
     return f"The tokens depend on p: {', '.join(chosen)}{end}."
+
+
+EXPERIMENT = Experiment(
+    name="example-2",
+    title="Example 2: attention and head trained together",
+    claim=(
+        "lp-JointGD turns W to the lp-AttSVM and v to the lp-SVM of the selected tokens; "
+        "attention on them and the probability of the labels tend to 1."
+    ),
+    quick=Settings(trials=1, steps=(1500, 2000, 5000)),
+    full=Settings(trials=1),
+    run=run,
+    draw=draw,
+    verdict=verdict,
+    fixed_trials=True,
+)

@@ -25,9 +25,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mirrorhead.lab.experiments.base import Result, TrialSettings, Verdict, experiment, judge
-from mirrorhead.lab.experiments.drawing import band, legend_below, panels
-from mirrorhead.lab.experiments.starts import lengths_needed, repeated
+from mirrorhead.lab.experiments.convergence import lengths_needed, repeated
+from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
+from mirrorhead.lab.plots import legend_below, mean_band, panels
+from mirrorhead.lab.verdicts import Verdict, judge
 from mirrorhead.margin import attention_svm
 from mirrorhead.paths.descent import Path, descend, direction_divergence, recorded_steps
 from mirrorhead.problem import AttentionProblem
@@ -37,9 +38,6 @@ from mirrorhead.tokens import globally_optimal_tokens, locally_optimal
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-NAME = "figure-4"
-TITLE = "Figure 4: each path tends to its own max-margin solution"
-CLAIM = "The divergence of the lq path to the lp-AttSVM tends to 0 for p = q, and only there."
 FAIR, AUTHORS, ZERO = range(3)
 ELSEWHERE = 1_000_000  # seeds of the authors' starts: apart from all others, and for each path
 
@@ -58,11 +56,6 @@ class Settings(TrialSettings):
     patience: int = 32
 
 
-QUICK = Settings(trials=40)
-FULL = Settings(trials=100)
-
-
-@experiment(NAME)
 def run(settings: Settings) -> dict[str, Tensor]:
     """For each path q "fair q" and "authors q", (trials, SVMs, records), and "zero q",
     (trials, records); limits: the divergence of each path's own solution to those of the other
@@ -151,7 +144,7 @@ def verdict(result: Result[Settings]) -> Verdict:
         f"{_differ(result, AUTHORS):.0%} of the pairs (fair: {_differ(result, FAIR):.0%}), and "
         f"different problems are compared."
     )
-    return judge(CLAIM, measured, holds, remark if ratio.max() > 1.5 else "")
+    return judge(measured, holds, remark if ratio.max() > 1.5 else "")
 
 
 def draw(result: Result[Settings]) -> Figure:
@@ -162,7 +155,7 @@ def draw(result: Result[Settings]) -> Figure:
         x = sorted(recorded_steps(steps))
         for column, p in enumerate(settings.p):
             line = {"color": f"C{column}", "label": f"SVM of p = {p:g}"}
-            band(axis, x, result[f"fair {q:g}"][:, column], **line)
+            mean_band(axis, x, result[f"fair {q:g}"][:, column], **line)
             line |= {"label": "_", "linestyle": "--", "linewidth": 1.2}
             axis.plot(x, result[f"authors {q:g}"][:, column].mean(0), **line)
         axis.set(xscale="log", yscale="log", xlabel="step", title=f"Path of p = {q:g}")
@@ -200,3 +193,15 @@ def _numbers(values: Sequence[float] | np.ndarray) -> str:
 
 def _words(values: Sequence[float] | np.ndarray) -> str:
     return " / ".join(f"{value:g}" for value in values)
+
+
+EXPERIMENT = Experiment(
+    name="figure-4",
+    title="Figure 4: each path tends to its own max-margin solution",
+    claim="The divergence of the lq path to the lp-AttSVM tends to 0 for p = q, and only there.",
+    quick=Settings(trials=40),
+    full=Settings(trials=100),
+    run=run,
+    draw=draw,
+    verdict=verdict,
+)

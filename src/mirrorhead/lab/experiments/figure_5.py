@@ -12,18 +12,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
-from mirrorhead.lab.experiments.base import Result, TrialSettings, Verdict, experiment, judge
-from mirrorhead.lab.experiments.drawing import panels
+from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
+from mirrorhead.lab.plots import panels
+from mirrorhead.lab.verdicts import Verdict, judge
 from mirrorhead.margin import attention_svm
 from mirrorhead.paths.descent import descend, recorded_steps
 from mirrorhead.synthetic import random_problem, random_weights
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-NAME = "figure-5"
-TITLE = "Figure 5: two entries of W along the path"
-CLAIM = "Any two entries of W move along the direction that the lp-AttSVM has in them."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +35,6 @@ class Settings(TrialSettings):
     tol: float = 1e-12
 
 
-QUICK = Settings(trials=20)
-FULL = Settings(trials=100)
-
-
-@experiment(NAME)
 def run(settings: Settings) -> dict[str, Tensor]:
     """For each p "path p", the two entries from step 0 on, (trials, records, 2), and "ray p",
     those of the solution, (trials, 2); entries: which they are, row by row, (trials, 2)."""
@@ -78,7 +70,7 @@ def verdict(result: Result[Settings]) -> Verdict:
         for p, a, b, c in zip(settings.p, start, end, most, strict=True)
     ]
     measured = f"median angle to the solution, from start to end: {'; '.join(words)}"
-    return judge(CLAIM, measured, bool((end < 5).all() and (most < 15).all()))
+    return judge(measured, bool((end < 5).all() and (most < 15).all()))
 
 
 def draw(result: Result[Settings]) -> Figure:
@@ -112,3 +104,15 @@ def _angles(result: Result[Settings], p: float) -> np.ndarray:
 
 def _plane(pairs: np.ndarray) -> np.ndarray:
     return pairs[..., 0] + 1j * pairs[..., 1]
+
+
+EXPERIMENT = Experiment(
+    name="figure-5",
+    title="Figure 5: two entries of W along the path",
+    claim="Any two entries of W move along the direction that the lp-AttSVM has in them.",
+    quick=Settings(trials=20),
+    full=Settings(trials=100),
+    run=run,
+    draw=draw,
+    verdict=verdict,
+)

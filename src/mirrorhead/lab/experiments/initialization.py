@@ -18,9 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mirrorhead.lab.experiments.base import Result, TrialSettings, Verdict, experiment, judge
-from mirrorhead.lab.experiments.drawing import legend_below, panels
-from mirrorhead.lab.experiments.starts import lengths_needed, repeated
+from mirrorhead.lab.experiments.convergence import lengths_needed, repeated
+from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
+from mirrorhead.lab.plots import legend_below, panels
+from mirrorhead.lab.verdicts import Verdict, judge
 from mirrorhead.margin import attention_svm
 from mirrorhead.paths.descent import descend
 from mirrorhead.synthetic import random_problem, random_weights
@@ -28,13 +29,6 @@ from mirrorhead.tokens import globally_optimal_tokens
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-NAME = "initialization"
-TITLE = "Initialisation: from any start to locally optimal tokens"
-CLAIM = (
-    "Wherever W starts, its direction goes to the lp-AttSVM of locally optimal tokens (the "
-    "theorems: from inside a cone; the figures: from random starts)."
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +53,6 @@ class Settings(TrialSettings):
     tol: float = 1e-12
 
 
-QUICK = Settings(trials=8, patience=16)
-FULL = Settings(trials=100)
-
-
-@experiment(NAME)
 def run(settings: Settings) -> dict[str, Tensor]:
     """All (trials, starts, exponents): divergence to the path's own solution and global, whether
     its tokens are globally optimal, after `steps`; needed: so many times `steps` until its
@@ -104,7 +93,7 @@ def verdict(result: Result[Settings]) -> Verdict:
         f"{_share(best, settings, 1)} from normal starts of scale 1."
     )
     measured = f"mean D at the paper's length by start, {'; '.join(words)}"
-    return judge(CLAIM, measured, bool(at_last.mean() >= 0.98), remark)
+    return judge(measured, bool(at_last.mean() >= 0.98), remark)
 
 
 def draw(result: Result[Settings]) -> Figure:
@@ -141,3 +130,18 @@ def _name(start: tuple[str, float]) -> str:
 def _share(best: Any, settings: Settings, scale: float) -> str:
     row = best[settings.starts.index(("normal", scale))]
     return " / ".join(f"{share:.0%}" for share in row)
+
+
+EXPERIMENT = Experiment(
+    name="initialization",
+    title="Initialisation: from any start to locally optimal tokens",
+    claim=(
+        "Wherever W starts, its direction goes to the lp-AttSVM of locally optimal tokens "
+        "(the theorems: from inside a cone; the figures: from random starts)."
+    ),
+    quick=Settings(trials=8, patience=16),
+    full=Settings(trials=100),
+    run=run,
+    draw=draw,
+    verdict=verdict,
+)

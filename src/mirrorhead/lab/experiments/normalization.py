@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mirrorhead.lab.experiments.base import Result, TrialSettings, Verdict, experiment, judge
-from mirrorhead.lab.experiments.drawing import band, legend_below, panels
+from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
+from mirrorhead.lab.plots import legend_below, mean_band, panels
+from mirrorhead.lab.verdicts import Verdict, judge
 from mirrorhead.margin import attention_svm
 from mirrorhead.paths.descent import Path, descend, recorded_steps
 from mirrorhead.paths.step_size import largest_step
@@ -28,10 +29,6 @@ from mirrorhead.synthetic import random_problem, random_weights
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-NAME = "normalization"
-TITLE = "Normalised gradients: the same path, faster"
-CLAIM = "Normalising the gradients speeds descent up and hardly changes the results."
-PIECE = 50
 RULES = ("normalized", "constant")
 
 
@@ -48,11 +45,6 @@ class Settings(TrialSettings):
     tol: float = 1e-12
 
 
-QUICK = Settings(trials=8, constant=10_000)
-FULL = Settings(trials=50)
-
-
-@experiment(NAME)
 def run(settings: Settings) -> dict[str, Tensor]:
     """For each p and rule "distance p rule" and "divergence p rule", (trials, records); agree:
     whether the tokens at the end of the constant path are those of the normalised one at the
@@ -110,7 +102,7 @@ def verdict(result: Result[Settings]) -> Verdict:
         if share < 1
     ]
     remark = f"lr is more than Remark 1 allows at the start in {', '.join(outside)}."
-    return judge(CLAIM, measured, holds, remark if outside else "")
+    return judge(measured, holds, remark if outside else "")
 
 
 def draw(result: Result[Settings]) -> Figure:
@@ -126,7 +118,7 @@ def draw(result: Result[Settings]) -> Figure:
                 "linestyle": "-" if k == 0 else "--",
                 "label": f"{rule} steps",
             }
-            band(above, sorted(recorded_steps(last)), divergence, **line)
+            mean_band(above, sorted(recorded_steps(last)), divergence, **line)
             below.plot(distance.mean(0), divergence.mean(0), **line)
         above.set(xscale="log", yscale="log", xlabel="step", title=f"p = {p:g}")
         below.set(xscale="log", yscale="log", xlabel="distance in the dual")
@@ -156,3 +148,16 @@ def _ratios(result: Result[Settings], p: float) -> np.ndarray:
     (x, y), (far, end) = pairs
     at = [np.interp(far[t, -1], x[t], y[t]) for t in range(len(x))]
     return np.exp(end[:, -1] - at)
+
+
+EXPERIMENT = Experiment(
+    name="normalization",
+    title="Normalised gradients: the same path, faster",
+    claim="Normalising the gradients speeds descent up and hardly changes the results.",
+    quick=Settings(trials=8, constant=10_000),
+    full=Settings(trials=50),
+    run=run,
+    draw=draw,
+    verdict=verdict,
+    chunk=50,
+)

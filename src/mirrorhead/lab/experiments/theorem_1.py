@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mirrorhead.lab.experiments.base import Result, TrialSettings, Verdict, experiment, judge
-from mirrorhead.lab.experiments.drawing import panels
-from mirrorhead.lab.experiments.lines import COLOURS, GREY, listed, median_band, of_each
+from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
+from mirrorhead.lab.plots import COLOURS, GREY, median_band, panels
+from mirrorhead.lab.verdicts import Verdict, judge, listed, of_each
 from mirrorhead.margin import attention_svm
 from mirrorhead.paths.diagnostics import fitted_slope
 from mirrorhead.paths.regularization import regularization_path
@@ -26,14 +26,6 @@ from mirrorhead.tokens import globally_optimal_tokens
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-NAME = "theorem-1"
-TITLE = "Theorem 1: the regularization path"
-CLAIM = (
-    "The best weights of norm R tend, as R grows, to the direction of the AttSVM of the tokens "
-    "with the highest scores."
-)
-PIECE = 50
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +37,6 @@ class Settings(TrialSettings):
     starts: int = 8
 
 
-QUICK = Settings(trials=10, p=(1.75, 2.0, 3.0), starts=4)
-FULL = Settings(trials=100)
-
-
-@experiment(NAME)
 def run(settings: Settings) -> dict[str, Tensor]:
     """All (trials, exponents, radii): divergence to the max-margin solution of the best tokens;
     right: whether attention prefers those tokens; optima: how many different ends the starts
@@ -81,7 +68,6 @@ def verdict(result: Result[Settings]) -> Verdict:
     holds = (right >= 0.95 * settings.trials) & (np.median(slope, 0) < -1)
     optima, spread = result["optima"][..., -1], np.median(result["spread"][..., -1])
     return judge(
-        CLAIM,
         f"median D at R / ||W_mm|| = {listed(settings.radii, 'g')}: {of_each(settings.p, words)}. "
         f"Slopes over the last decade {listed(np.median(slope, 0), '.2f')}; the best tokens at the "
         f"last radius in {listed(right, 'd')} of {settings.trials} trials",
@@ -117,3 +103,19 @@ def _slopes(result: Result[Settings]) -> np.ndarray:
     divergence = torch.tensor(result["divergence"]).movedim(-1, 0)
     radii = torch.tensor(result.settings.radii, dtype=torch.float64).reshape(-1, 1, 1)
     return fitted_slope(radii.expand_as(divergence), divergence).numpy()
+
+
+EXPERIMENT = Experiment(
+    name="theorem-1",
+    title="Theorem 1: the regularization path",
+    claim=(
+        "The best weights of norm R tend, as R grows, to the direction of the AttSVM of the "
+        "tokens with the highest scores."
+    ),
+    quick=Settings(trials=10, p=(1.75, 2.0, 3.0), starts=4),
+    full=Settings(trials=100),
+    run=run,
+    draw=draw,
+    verdict=verdict,
+    chunk=50,
+)

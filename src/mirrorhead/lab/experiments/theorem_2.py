@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mirrorhead.lab.experiments.base import Result, TrialSettings, Verdict, experiment, judge
-from mirrorhead.lab.experiments.drawing import legend_below, panels
-from mirrorhead.lab.experiments.lines import COLOURS, GREY, NORM, listed, median_band
+from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
+from mirrorhead.lab.plots import COLOURS, GREY, NORM, legend_below, median_band, panels
+from mirrorhead.lab.verdicts import Verdict, judge, listed
 from mirrorhead.margin import attention_svm
 from mirrorhead.paths.descent import Path, descend, recorded_steps
 from mirrorhead.paths.diagnostics import fitted_slope, log_growth
@@ -30,12 +30,6 @@ from mirrorhead.synthetic import random_problem, random_weights
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-NAME = "theorem-2"
-TITLE = "Theorem 2 and Remark 1: the norm diverges, and the steps that are allowed"
-CLAIM = "The norm of W tends to infinity, with a constant step that is small enough (Remark 1)."
-PIECE = 50
-MAY_BE_NAN = ("allowed 1.75", "allowed 2", "allowed 3")  # no limit: the loss is concave there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +45,6 @@ class Settings(TrialSettings):
     scale: float = 0.01
 
 
-QUICK = Settings(trials=10, steps=5000)
-FULL = Settings(trials=100)
-
-
-@experiment(NAME)
 def run(settings: Settings) -> dict[str, Tensor]:
     """For each p: "constant p" and "normalized p", the norms over ||W_mm||, and "allowed p",
     Remark 1's step along the constant path, (trials, records). growth: dN / d log k over the
@@ -119,7 +108,6 @@ def verdict(result: Result[Settings]) -> Verdict:
             )
     theory = 1 / (np.array(settings.p) - 1)
     return judge(
-        CLAIM,
         f"p = {listed(settings.p, 'g')}: N = ||W|| / ||W_mm|| gains {listed(middle, '.2f')} for "
         f"each unit of log k (theory {listed(predicted, '.2f')}) and is "
         f"{listed(np.median(end, 0), '.1f')} after {settings.steps:,} constant steps (medians); "
@@ -160,3 +148,19 @@ def _relative_norm(path: Path) -> Tensor:
     """||W(k)|| over that of the max-margin solution of the path's tokens, (records, trials)."""
     solution = attention_svm(path.problem.X, path.problem.z, path.tokens, path.p)
     return PNorm(path.p).norm(path.W, (-2, -1)) / solution.norm
+
+
+EXPERIMENT = Experiment(
+    name="theorem-2",
+    title="Theorem 2 and Remark 1: the norm diverges, and the steps that are allowed",
+    claim=(
+        "The norm of W tends to infinity, with a constant step that is small enough (Remark 1)."
+    ),
+    quick=Settings(trials=10, steps=5000),
+    full=Settings(trials=100),
+    run=run,
+    draw=draw,
+    verdict=verdict,
+    chunk=50,
+    may_be_nan=("allowed 1.75", "allowed 2", "allowed 3"),  # no limit: the loss is concave there
+)

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mirrorhead.lab.experiments.base import Result, TrialSettings, Verdict, experiment, judge
-from mirrorhead.lab.experiments.drawing import panels
-from mirrorhead.lab.experiments.lines import COLOURS, GREY, NORM, listed, median_band
+from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
+from mirrorhead.lab.plots import COLOURS, GREY, NORM, median_band, panels
+from mirrorhead.lab.verdicts import Verdict, judge, listed
 from mirrorhead.paths.descent import descend
 from mirrorhead.paths.diagnostics import fitted_slope, observed_rate, theorem_rate
 from mirrorhead.potentials import PNorm
@@ -30,15 +30,6 @@ from mirrorhead.tokens import locally_optimal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-NAME = "theorem-4"
-TITLE = "Theorem 4: the rate of convergence"
-CLAIM = (
-    "The divergence is at most of order loglog k / (log k)^min(1, p-1) after k constant steps "
-    "(its loglog squared at p = 2)."
-)
-PIECE = 50
-MAY_BE_NAN = ("slope", "excess")  # where the tokens are not locally optimal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +43,6 @@ class Settings(TrialSettings):
     tol: float = 1e-12
 
 
-QUICK = Settings(trials=10, steps=(2000, 4000, 4000, 6000, 6000, 20_000))
-FULL = Settings(trials=100)
-
-
-@experiment(NAME)
 def run(settings: Settings) -> dict[str, Tensor]:
     """For each p "norm p" (over ||W_mm||) and "divergence p", (trials, records). slope: of log D
     against log ||W|| over the last decade, excess: the same of D / b, local: whether the tokens
@@ -89,7 +75,6 @@ def verdict(result: Result[Settings]) -> Verdict:
         f"{listed(seen, 'g')} (within 0.25 for p = {listed(near, 'g')})."
     )
     return judge(
-        CLAIM,
         f"p = {listed(exponents, 'g')}: median slope of log D against log ||W|| "
         f"{listed(median, '.2f')}, the theorem's {listed(map(theorem_rate, exponents), 'g')}; D "
         f"over the bound falls in {below.sum()} of {local.sum()} paths to locally optimal tokens",
@@ -126,3 +111,20 @@ def _bound(norm: Tensor, p: float) -> Tensor:
     """b(N) with N in place of log k, NaN for N <= 1 where its logarithm has no sense."""
     log = norm.log().where(norm > 1, torch.nan)
     return log ** (2 if p == 2 else 1) / norm ** min(1.0, p - 1)
+
+
+EXPERIMENT = Experiment(
+    name="theorem-4",
+    title="Theorem 4: the rate of convergence",
+    claim=(
+        "The divergence is at most of order loglog k / (log k)^min(1, p-1) after k constant "
+        "steps (its loglog squared at p = 2)."
+    ),
+    quick=Settings(trials=10, steps=(2000, 4000, 4000, 6000, 6000, 20_000)),
+    full=Settings(trials=100),
+    run=run,
+    draw=draw,
+    verdict=verdict,
+    chunk=50,
+    may_be_nan=("slope", "excess"),  # where the tokens are not locally optimal
+)

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mirrorhead.lab.experiments.base import Result, TrialSettings, Verdict, experiment, judge
-from mirrorhead.lab.experiments.drawing import panels
-from mirrorhead.lab.experiments.lines import COLOURS, GREY, listed
+from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
+from mirrorhead.lab.plots import COLOURS, GREY, panels
+from mirrorhead.lab.verdicts import Verdict, judge, listed
 from mirrorhead.margin import MarginSolution, attention_svm, svm
 from mirrorhead.paths._assumption_b import assumption_b
 from mirrorhead.paths.descent import descend
@@ -32,13 +32,6 @@ from mirrorhead.synthetic import example_2
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-NAME = "theorem-5"
-TITLE = "Theorem 5: the joint regularization path, on Example 2"
-CLAIM = (
-    "The best head and weights of growing norms tend to the lp-SVM and AttSVM directions of the "
-    "tokens of Assumption B."
-)
-FIXED_TRIALS = True
 PAIRS = tuple(product(range(3), repeat=2))
 
 
@@ -54,11 +47,6 @@ class Settings(TrialSettings):
     lr: float = 0.1
 
 
-QUICK = Settings(trials=1, radii=(1.0, 3.0, 10.0, 30.0, 100.0), starts=8, steps=(1500, 2000, 3000))
-FULL = Settings(trials=1)
-
-
-@experiment(NAME)
 def run(settings: Settings) -> dict[str, Tensor]:
     """margins: label margins of all token pairs, (1, exponents, pairs); nu of the best pair,
     (1, exponents); tokens, weights, head: the path's tokens and its divergences to the solutions
@@ -93,7 +81,6 @@ def verdict(result: Result[Settings]) -> Verdict:
             )
     ends = [listed(result[name][0, :, -1], ".1e") for name in ("weights", "head")]
     return judge(
-        CLAIM,
         f"p = {listed(settings.p, 'g')}: at {settings.radii[-1]:g} times the solutions' norms "
         f"the path is at {' / '.join(names)}, with D of W {ends[0]} and of v {ends[1]}; the widest "
         f"label margin is {listed(result['margins'][0].max(-1), '.4f')}, nu at most "
@@ -177,3 +164,21 @@ def _index(tokens: Sequence[int] | np.ndarray) -> int:
 def _pair(tokens: Sequence[int] | np.ndarray) -> str:
     """The tokens in the paper's names, which count from 1."""
     return f"(X1{int(tokens[0]) + 1}, X2{int(tokens[1]) + 1})"
+
+
+EXPERIMENT = Experiment(
+    name="theorem-5",
+    title="Theorem 5: the joint regularization path, on Example 2",
+    claim=(
+        "The best head and weights of growing norms tend to the lp-SVM and AttSVM directions "
+        "of the tokens of Assumption B."
+    ),
+    quick=Settings(
+        trials=1, radii=(1.0, 3.0, 10.0, 30.0, 100.0), starts=8, steps=(1500, 2000, 3000)
+    ),
+    full=Settings(trials=1),
+    run=run,
+    draw=draw,
+    verdict=verdict,
+    fixed_trials=True,
+)

@@ -19,9 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mirrorhead.lab.experiments.base import Result, TrialSettings, Verdict, experiment, judge
-from mirrorhead.lab.experiments.drawing import panels
-from mirrorhead.lab.experiments.lines import COLOURS, at_a_tenth, listed, median_band
+from mirrorhead.lab.experiments.convergence import at_a_tenth
+from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
+from mirrorhead.lab.plots import COLOURS, median_band, panels
+from mirrorhead.lab.verdicts import Verdict, judge, listed
 from mirrorhead.margin import attention_svm
 from mirrorhead.paths.descent import descend, recorded_steps
 from mirrorhead.problem import AttentionProblem
@@ -30,13 +31,6 @@ from mirrorhead.synthetic import random_problem
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-NAME = "three-classes"
-TITLE = "Three classes (open question)"
-CLAIM = (
-    "Left open by the paper: with three classes, too, attention becomes one-hot and the weights "
-    "converge to the AttSVM of the selected tokens."
-)
-PIECE = 50
 ONE_HOT = 0.999  # the least mass of a selected token
 
 
@@ -50,11 +44,6 @@ class Settings(TrialSettings):
     tol: float = 1e-12
 
 
-QUICK = Settings(trials=16, steps=(1500, 2000, 2000))
-FULL = Settings(trials=100)
-
-
-@experiment(NAME)
 def run(settings: Settings) -> dict[str, Tensor]:
     """For each p "divergence p" to the AttSVM of the selected tokens, (trials, records). mass:
     the attention on the selected token, (trials, exponents, n); local: whether no support token
@@ -110,7 +99,7 @@ def verdict(result: Result[Settings]) -> Verdict:
     if converge:
         remark += f" Paths that become one-hot {'do' if all(converge) else 'do not all'} converge."
     holds = bool(one_hot.mean() >= 0.95 and converge and all(converge))
-    return judge(CLAIM, measured, holds, remark)
+    return judge(measured, holds, remark)
 
 
 def draw(result: Result[Settings]) -> Figure:
@@ -153,3 +142,19 @@ def _change(problem: AttentionProblem) -> Tensor:
     true = torch.nn.functional.one_hot(problem.y.long(), outputs.shape[-1])
     slope = outputs.softmax(-1) - true.unsqueeze(-2)  # (trials, n, T, classes)
     return slope @ outputs.mT - (slope * outputs).sum(-1, keepdim=True)
+
+
+EXPERIMENT = Experiment(
+    name="three-classes",
+    title="Three classes (open question)",
+    claim=(
+        "Left open by the paper: with three classes, too, attention becomes one-hot and the "
+        "weights converge to the AttSVM of the selected tokens."
+    ),
+    quick=Settings(trials=16, steps=(1500, 2000, 2000)),
+    full=Settings(trials=100),
+    run=run,
+    draw=draw,
+    verdict=verdict,
+    chunk=50,
+)

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mirrorhead.lab.experiments.base import Result, TrialSettings, Verdict, experiment, judge
-from mirrorhead.lab.experiments.drawing import legend_below, panels
-from mirrorhead.lab.experiments.lines import COLOURS, at_a_tenth, listed, median_band
+from mirrorhead.lab.experiments.convergence import at_a_tenth
+from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
+from mirrorhead.lab.plots import COLOURS, legend_below, median_band, panels
+from mirrorhead.lab.verdicts import Verdict, judge, listed
 from mirrorhead.paths.descent import descend, direction_divergence, recorded_steps
 from mirrorhead.problem import AttentionProblem
 from mirrorhead.synthetic import random_problem
@@ -25,11 +26,6 @@ from mirrorhead.tokens import locally_optimal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-NAME = "two-heads"
-TITLE = "Two heads (open question)"
-CLAIM = "Left open by the paper: each of several heads converges to the AttSVM of its own tokens."
-PIECE = 50
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +38,6 @@ class Settings(TrialSettings):
     tol: float = 1e-12
 
 
-QUICK = Settings(trials=10, steps=(1500, 3000, 2000))
-FULL = Settings(trials=100)
-
-
-@experiment(NAME)
 def run(settings: Settings) -> dict[str, Tensor]:
     """For each p "heads p", the divergence of each head to the solution of its tokens, (trials,
     records, 2), and "pair p", that of both as one direction, (trials, records). tokens:
@@ -85,7 +76,6 @@ def verdict(result: Result[Settings]) -> Verdict:
     pair = [np.median(result[f"pair {p:g}"][:, -1]) for p in settings.p]
     differ = (result["tokens"][:, :, 0] != result["tokens"][:, :, 1]).mean()
     return judge(
-        CLAIM,
         f"p = {listed(settings.p, 'g')}: median D of a head {listed(middle, '.1e')} (largest "
         f"{listed(map(np.max, ends), '.1e')}), of both as one direction {listed(pair, '.1e')}; "
         f"{result['local'].mean():.0%} of the heads are at locally optimal tokens, and the two "
@@ -109,3 +99,18 @@ def draw(result: Result[Settings]) -> Figure:
     axes[0].set_ylabel("divergence to the AttSVM")
     legend_below(figure, axes[0], columns=3)
     return figure
+
+
+EXPERIMENT = Experiment(
+    name="two-heads",
+    title="Two heads (open question)",
+    claim=(
+        "Left open by the paper: each of several heads converges to the AttSVM of its own tokens."
+    ),
+    quick=Settings(trials=10, steps=(1500, 3000, 2000)),
+    full=Settings(trials=100),
+    run=run,
+    draw=draw,
+    verdict=verdict,
+    chunk=50,
+)

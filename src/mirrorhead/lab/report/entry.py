@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 from markupsafe import Markup
 
-from mirrorhead.lab.experiments.base import Experiment, Holds, Result, TrialSettings, Verdict
-from mirrorhead.lab.report.figure import inline_svg, style
+from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
+from mirrorhead.lab.plots import style
+from mirrorhead.lab.report.figure import inline_svg
 from mirrorhead.lab.report.tables import Table
+from mirrorhead.lab.verdicts import WORDS as VERDICTS
+from mirrorhead.lab.verdicts import Verdict
 
-WORDS = (*get_args(Holds), "not finished")
+WORDS = (*VERDICTS, "not finished")
 
 
 @dataclass(frozen=True)
@@ -37,15 +40,15 @@ class Entry:
     @property
     def word(self) -> str:
         """The verdict in a word or two."""
-        return self.verdict.holds if self.verdict else "not finished"
+        return self.verdict.word if self.verdict else "not finished"
 
     @property
     def rank(self) -> int:
         """What fails comes first when sorted by verdict."""
-        return ("not finished", *reversed(get_args(Holds))).index(self.word)
+        return ("not finished", *reversed(VERDICTS)).index(self.word)
 
 
-def judged(experiment: Experiment, result: Result[Any], command: str) -> Entry:
+def judged(experiment: Experiment[Any], result: Result[Any], command: str) -> Entry:
     """Draw and judge a result."""
     import matplotlib
 
@@ -57,7 +60,7 @@ def judged(experiment: Experiment, result: Result[Any], command: str) -> Entry:
     return Entry(
         experiment.name,
         experiment.title,
-        verdict.claim,
+        experiment.claim,
         result.settings,
         command,
         result.seconds,
@@ -67,7 +70,7 @@ def judged(experiment: Experiment, result: Result[Any], command: str) -> Entry:
 
 
 def unfinished(
-    experiment: Experiment, settings: TrialSettings, command: str, failure: str
+    experiment: Experiment[Any], settings: TrialSettings, command: str, failure: str
 ) -> Entry:
     """An experiment that has no result, and why."""
     return Entry(

@@ -4,48 +4,12 @@ from __future__ import annotations
 
 import io
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-# Told apart by the colour-blind, and calm. Drawn on the page's own white, in its spirit.
-COLOURS = ("#2f6690", "#c8553d", "#5a8f69", "#8e6c8a", "#b08900", "#3d405b", "#6c757d")
-
-
-def style() -> dict[Any, Any]:
-    """Settings of matplotlib with which experiments are drawn, for `matplotlib.rc_context`."""
-    from cycler import cycler
-
-    return {
-        "svg.fonttype": "path",  # letters look, and take room, the same on every machine
-        "font.size": 10.5,
-        "axes.titlesize": 11,
-        "axes.titleweight": "bold",
-        "axes.titlelocation": "left",
-        "axes.prop_cycle": cycler(color=COLOURS),
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.edgecolor": "#5c6370",
-        "axes.labelcolor": "#2b303b",
-        "axes.titlecolor": "#2b303b",
-        "xtick.color": "#5c6370",
-        "ytick.color": "#5c6370",
-        "xtick.labelcolor": "#2b303b",
-        "ytick.labelcolor": "#2b303b",
-        "axes.grid": True,
-        "axes.axisbelow": True,
-        "grid.color": "#e6e4de",
-        "grid.linewidth": 0.8,
-        "figure.facecolor": "none",
-        "axes.facecolor": "none",
-        "savefig.facecolor": "none",
-        "legend.frameon": False,
-        "lines.linewidth": 1.8,
-        "lines.markersize": 5,
-    }
 
 
 def inline_svg(figure: Figure, name: str, alt: str) -> Markup:

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mirrorhead._files import write_atomically
+from mirrorhead.lab.plots import style
 from mirrorhead.lab.report.entry import Entry
-from mirrorhead.lab.report.figure import style
 from mirrorhead.lab.report.real_data import about
 from mirrorhead.lab.report.real_data.claims import RULE, claims_of, judge_claim
 from mirrorhead.lab.report.real_data.figures import drawings

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from mirrorhead.lab.plots import style
 from mirrorhead.lab.report.entry import Entry
-from mirrorhead.lab.report.figure import inline_svg, style
+from mirrorhead.lab.report.figure import inline_svg
 from mirrorhead.lab.report.real_data.claims import claims_of, judge_claim
 from mirrorhead.lab.report.real_data.figures import drawings
 from mirrorhead.lab.report.real_data.results import Study

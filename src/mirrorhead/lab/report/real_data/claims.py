@@ -19,11 +19,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from mirrorhead.lab.experiments.base import Holds, Verdict
 from mirrorhead.lab.report.entry import Entry
 from mirrorhead.lab.report.real_data.results import KINDS, Run, Study
 from mirrorhead.lab.report.real_data.statistics import Difference, Outcome, outcome, welch
 from mirrorhead.lab.report.tables import Cell, Table, number, word
+from mirrorhead.lab.verdicts import Verdict, Word
 
 #: What "about as accurate" allows: a point of accuracy.
 MARGIN = 0.01
@@ -102,7 +102,7 @@ def compare(study: Study, asked: Comparison) -> Compared:
     return Compared(asked, fmean(one), fmean(two), difference, found)
 
 
-def rule(compared: Sequence[Compared]) -> tuple[Holds, str]:
+def rule(compared: Sequence[Compared]) -> tuple[Word, str]:
     """The verdict of a claim from its comparisons, and the remark."""
     missed = [c for c in compared if c.outcome != "as claimed"]
     resting = [c for c in missed if c.asked.rests]
@@ -131,7 +131,7 @@ def judge_claim(study: Study, claim: Claim) -> Entry:
         )
     holds, remark = rule(compared)
     measured = _measured(compared) + _left_out(study, claim)
-    verdict = Verdict(claim.text, measured, holds, remark)
+    verdict = Verdict(measured, holds, remark)
     return Entry(
         claim.name, claim.title, claim.text, None, study.command, verdict=verdict,
         table=_table(claim, compared), about=about,
@@ -143,7 +143,7 @@ def claims_of(study: Study) -> list[Claim]:
     return [claim for claim in CLAIMS if claim.study == study.name]
 
 
-_OUTCOMES: tuple[Outcome, ...] = ("as claimed", "not told apart", "the other way")
+_OUTCOMES: tuple[Outcome, ...] = ("as claimed", "not distinguishable", "the other way")
 
 
 def _values(study: Study, name: str, measure: Measure) -> list[float]:

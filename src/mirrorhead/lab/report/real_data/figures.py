@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mirrorhead.lab.experiments.drawing import band, legend_below, panels
-from mirrorhead.lab.report.figure import COLOURS
+from mirrorhead.lab.plots import COLOURS, legend_below, mean_band, panels
 from mirrorhead.lab.report.real_data.results import KINDS, SHARES, Rival, Run, Study, Weights
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ def pruning(study: Study) -> Figure:
         ]
         line = {"color": COLOURS[k % len(COLOURS)], "linestyle": ("-", "--")[k // len(COLOURS)]}
         # Equal distances: 90 and 95 % are what one wants to tell apart.
-        band(axis, range(5), 100 * np.array(rows), label=rival.name, marker="o", **line)
+        mean_band(axis, range(5), 100 * np.array(rows), label=rival.name, marker="o", **line)
     labels = ["0", *(f"{100 * share:g}" for share in SHARES)]
     axis.set(xlabel="weights set to 0, %", ylabel="test accuracy, %")
     axis.set_xticks(range(5), labels)

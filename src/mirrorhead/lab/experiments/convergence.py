@@ -1,16 +1,17 @@
-"""One problem from several starts, and how long a path takes to locally optimal tokens."""
+"""How far paths have come: the length they need to locally optimal tokens, and early records."""
 
 from __future__ import annotations
 
+import numpy as np
 from torch import Tensor
 
-from mirrorhead.paths.descent import Path, descend
+from mirrorhead.paths.descent import Path, descend, recorded_steps
 from mirrorhead.problem import AttentionProblem
 from mirrorhead.tokens import locally_optimal
 
 
 def repeated(problem: AttentionProblem, times: int) -> AttentionProblem:
-    """The problem so many times along a new leading dimension, to be descended at once.
+    """Repeat a problem along a new leading dimension, to descend from several starts at once.
 
     >>> from mirrorhead.synthetic import random_problem
     >>> repeated(random_problem(2), 3)
@@ -22,10 +23,10 @@ def repeated(problem: AttentionProblem, times: int) -> AttentionProblem:
 
 
 def lengths_needed(path: Path, patience: int) -> Tensor:
-    """How many times as long the path must be for locally optimal tokens: 1, 2, 4, ..., (...).
+    """Return how many times its length a path needs for locally optimal tokens: 1, 2, 4, ...
 
-    Where they are not, the path goes on by its own rule until they are, and at most to `patience`
-    times its length; 0 where they are not even then.
+    Where the tokens are not locally optimal, the path is continued by its own rule until they
+    are, for at most `patience` times its length. 0 means that they are not even then.
 
     >>> from mirrorhead.synthetic import random_problem
     >>> lengths_needed(descend(random_problem(5), p=2, steps=100), patience=8)
@@ -46,3 +47,8 @@ def lengths_needed(path: Path, patience: int) -> Tensor:
         W[left] = longer.W[-1]
         needed[left] = length * locally_optimal(rest, longer.tokens, p).optimal.long()
     return needed
+
+
+def at_a_tenth(steps: int) -> int:
+    """Return the index of the record at a tenth of the steps, if `descend` chose the records."""
+    return int(np.searchsorted(sorted(recorded_steps(steps)), steps / 10))

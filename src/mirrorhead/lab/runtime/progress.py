@@ -1,0 +1,67 @@
+"""Progress of long work: a bar for each job in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+class ProgressBars:
+    """A bar for each job, with what is done of its total and a note.
+
+    Args:
+        totals: the name of each job and how many units it has.
+        unit: what is counted, for example "trials".
+        console: where to draw; by default the standard error.
+
+    Without a terminal no bar is drawn. Lines given to `say` are printed in both cases.
+
+    >>> with ProgressBars({"figure-4": 40}, "trials") as bars:
+    ...     bars.advance("figure-4", 40, "1.5 s")
+    ...     bars.done["figure-4"]
+    40
+    """
+
+    def __init__(
+        self, totals: Mapping[str, int], unit: str, console: Console | None = None
+    ) -> None:
+        from rich import progress
+        from rich.console import Console
+        from rich.markup import escape
+
+        self.console = console or Console(stderr=True)
+        self.totals = dict(totals)
+        self.done = dict.fromkeys(self.totals, 0)
+        self._progress = progress.Progress(
+            progress.SpinnerColumn(finished_text="[green]✓"),
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(bar_width=24),
+            progress.MofNCompleteColumn(),
+            progress.TextColumn(f"{unit}[dim]{{task.fields[note]}}"),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+        self._bars = {
+            name: self._progress.add_task(escape(name), total=total, note="")
+            for name, total in self.totals.items()
+        }
+
+    def __enter__(self) -> ProgressBars:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def advance(self, name: str, units: int = 1, note: str = "") -> None:
+        """Count units of a job as done; the note replaces the one before."""
+        self.done[name] += units
+        text = f", {note}" if note else ""
+        self._progress.update(self._bars[name], completed=self.done[name], note=text)
+
+    def say(self, text: str) -> None:
+        """Print a line above the bars."""
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
