@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from mirrorhead.optim import MirrorDescent as MirrorDescent
     from mirrorhead.optim import ParamGroups as ParamGroups
     from mirrorhead.optim import attention_param_groups as attention_param_groups
+    from mirrorhead.patches import Patch as Patch
+    from mirrorhead.patches import PatchError as PatchError
     from mirrorhead.paths import Diagnostics as Diagnostics
     from mirrorhead.paths import Path as Path
     from mirrorhead.paths import RegularizationPath as RegularizationPath
@@ -43,6 +45,7 @@ _HOMES = {
     "problem": ("AttentionProblem", "Gradient"),
     "margin": ("Check", "MarginSolution", "attention_svm", "svm"),
     "optim": ("MirrorAdam", "MirrorDescent", "ParamGroups", "attention_param_groups"),
+    "patches": ("Patch", "PatchError"),
     "paths": (
         "Diagnostics",
         "Path",

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 try:
     import fcntl
@@ -39,6 +39,26 @@ def write_atomically(path: Path, data: bytes, *, replace: bool = True) -> None:
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file to fill that gets its name when the block ends well, and is gone otherwise.
+
+    For content that is too large to be in memory at once; FileExistsError if the name is taken.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o666 & ~_umask())  # mkstemp's files are for their owner alone
+        os.link(name, path)  # a rename would replace an existing file without a word
+        sync_folder(path.parent)
+    finally:
+        os.unlink(name)
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -1,0 +1,255 @@
+"""The patch file: how a patch is laid out in a safetensors file, and read back without trust.
+
+docs/patches.md describes the format byte by byte. In short: one metadata entry,
+"mirrorhead.patch", holds JSON with the version and one record for each tensor; the tensor "index"
+holds the gaps between changed positions as LEB128 numbers; "values.DTYPE" and "originals.DTYPE"
+hold the weights after and before, in the tensors' own dtypes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from mirrorhead.patches.checkpoints import (
+    DTYPES,
+    FileCheckpoint,
+    PatchError,
+    TensorInfo,
+    read_metadata,
+)
+
+KEY = "mirrorhead.patch"
+VERSION = 1
+
+
+@dataclass(frozen=True, eq=False)
+class TensorPatch:
+    """What a patch does to one tensor.
+
+    Attributes:
+        info: dtype and shape of the tensor.
+        index: (count,), int64, ascending positions in the flat tensor; None: all of them.
+        values: (count,), what stands there after `apply`.
+        originals: (count,), what stands there in the base; None if that is not known.
+        base: SHA-256 of the base's tensor; None if the base has no such tensor.
+        result: SHA-256 of the patched tensor; None if that is not known.
+    """
+
+    info: TensorInfo
+    index: Tensor | None
+    values: Tensor
+    originals: Tensor | None
+    base: str | None
+    result: str | None
+
+    @property
+    def added(self) -> bool:
+        """Whether the base has no such tensor."""
+        return self.base is None
+
+
+def encode(tensors: dict[str, TensorPatch], weights: int, originals: bool) -> bytes:
+    """The bytes of a patch file. The same patch always gives the same bytes."""
+    parts: dict[str, list[Tensor]] = {}
+    records: list[dict[str, Any]] = []
+    for name, patch in tensors.items():
+        dtype = patch.info.dtype
+        parts.setdefault(f"values.{dtype}", []).append(patch.values)
+        if originals and patch.originals is not None:
+            parts.setdefault(f"originals.{dtype}", []).append(patch.originals)
+        records.append(
+            {
+                "name": name,
+                "dtype": dtype,
+                "shape": list(patch.info.shape),
+                "count": None if patch.index is None else len(patch.index),
+                "base": patch.base,
+                "result": patch.result,
+            }
+        )
+    content = {"version": VERSION, "weights": weights, "tensors": records}
+    stored = {name: torch.cat(pieces) for name, pieces in parts.items()}
+    gaps = encode_gaps([patch.index for patch in tensors.values() if patch.index is not None])
+    stored["index"] = torch.from_numpy(gaps)
+    return save(stored, {KEY: json.dumps(content, separators=(",", ":"), ensure_ascii=False)})
+
+
+def decode(path: Path) -> tuple[dict[str, TensorPatch], int]:
+    """A patch file's tensors, and the number of weights of the base.
+
+    Nothing in the file is trusted: what is allocated is at most some ten times its length.
+    """
+    file = FileCheckpoint([path], str(path))
+    try:
+        content = json.loads(read_metadata(path)[KEY])
+    except KeyError:
+        raise PatchError(f"{path} is not a patch: its metadata has no {KEY!r}") from None
+    except (ValueError, RecursionError) as error:
+        raise PatchError(f"{path}: the metadata is not JSON: {error}") from error
+    try:
+        if content["version"] != VERSION:
+            raise PatchError(
+                f"{path} has version {content['version']!r}; this mirrorhead reads {VERSION}"
+            )
+        return _decoded(file, content), _natural(content["weights"], "weights")
+    except (KeyError, TypeError, _Malformed) as error:
+        raise PatchError(f"{path} is damaged: {error}") from error
+
+
+class _Malformed(Exception):
+    """What is wrong with a patch file; `decode` adds which file it is."""
+
+
+def _decoded(file: FileCheckpoint, content: Any) -> dict[str, TensorPatch]:
+    streams = {name: _Stream(name, _whole(file, name)) for name in file.infos}
+    if "index" not in streams:
+        raise _Malformed("it has no tensor 'index'")
+    for name, stream in streams.items():
+        kind, _, dtype = name.partition(".")
+        expected = DTYPES.get(dtype) if kind in ("values", "originals") else torch.uint8
+        if stream.data.dtype != expected or (kind not in ("values", "originals", "index")):
+            raise _Malformed(f"tensor {name!r} does not belong there")
+    gaps = decode_gaps(streams.pop("index").data.numpy())
+    reversible = any(name.startswith("originals.") for name in streams)
+    tensors: dict[str, TensorPatch] = {}
+    taken = 0
+    for record in content["tensors"]:
+        name, info = _name(record["name"], tensors), _info(record)
+        index, count = None, info.size
+        if record["count"] is not None:
+            count = _natural(record["count"], "count")
+            index = positions(gaps[taken : taken + count], info.size, name)
+            taken += count
+            if len(index) != count:
+                raise _Malformed(f"the index ends before tensor {name!r}")
+        base, result = _hash(record["base"]), _hash(record["result"])
+        if base is None and index is not None:
+            raise _Malformed(f"tensor {name!r} is new, but not whole")
+        values = _take(streams, f"values.{info.dtype}", count)
+        old = base is not None and reversible
+        originals = _take(streams, f"originals.{info.dtype}", count) if old else None
+        for part in (values, originals):
+            if part is not None and part.is_floating_point() and part.float().isnan().any():
+                raise _Malformed(f"tensor {name!r} contains NaN")
+        tensors[name] = TensorPatch(info, index, values, originals, base, result)
+    if taken != len(gaps) or any(stream.rest for stream in streams.values()):
+        raise _Malformed("it holds more numbers than its tensors need")
+    return tensors
+
+
+def encode_gaps(indices: Sequence[Tensor]) -> np.ndarray:
+    """Ascending positions as LEB128 bytes: each tensor's first position, then gap - 1.
+
+    A number below 128 takes one byte, below 16,384 two: 7 bits each, the lowest first; the
+    eighth bit says that more follow.
+
+    >>> encode_gaps([torch.tensor([3, 4, 304])]).tolist()
+    [3, 0, 171, 2]
+    """
+    parts = [np.diff(index.numpy(), prepend=-1) - 1 for index in indices]
+    gaps = np.concatenate([np.zeros(0, np.int64), *parts]).astype(np.uint64)
+    lengths = np.ones(len(gaps), np.int64)
+    for k in range(1, 9):
+        lengths += gaps >= np.uint64(1) << np.uint64(7 * k)
+    starts = np.cumsum(lengths) - lengths
+    out = np.zeros(int(lengths.sum()), np.uint8)
+    for k in range(int(lengths.max(initial=0))):
+        here = lengths > k
+        digit = (gaps[here] >> np.uint64(7 * k)) & np.uint64(0x7F)
+        more = np.where(lengths[here] > k + 1, np.uint8(0x80), np.uint8(0))
+        out[starts[here] + k] = digit.astype(np.uint8) | more
+    return out
+
+
+def decode_gaps(data: np.ndarray) -> np.ndarray:
+    """The numbers in LEB128 bytes, each below 2^63."""
+    last = np.flatnonzero(data < 0x80)
+    if len(data) and (not len(last) or last[-1] != len(data) - 1):
+        raise _Malformed("the index ends inside a number")
+    starts = np.concatenate([[0], last[:-1] + 1]) if len(last) else np.zeros(0, np.int64)
+    lengths = last - starts + 1
+    if lengths.max(initial=0) > 9:
+        raise _Malformed("the index holds a number above 2^63")
+    if np.any((lengths > 1) & (data[last] == 0)):
+        raise _Malformed("the index holds a number with needless bytes")
+    values = np.zeros(len(last), np.int64)
+    for k in range(int(lengths.max(initial=0))):
+        here = lengths > k
+        values[here] |= (data[starts[here] + k].astype(np.int64) & 0x7F) << (7 * k)
+    return values
+
+
+def positions(gaps: np.ndarray, size: int, name: str) -> Tensor:
+    """Positions from gaps; each must be inside a tensor of `size` numbers."""
+    if np.any(gaps >= size):
+        raise _Malformed(f"a position in tensor {name!r} is outside of it")
+    # Each gap is below 2^62 here, so a sum that overflows is seen as a step downwards.
+    index = np.cumsum(gaps + 1) - 1
+    if len(index) and (np.any(np.diff(index) <= 0) or index[-1] >= size):
+        raise _Malformed(f"a position in tensor {name!r} is outside of it")
+    return torch.from_numpy(index)
+
+
+class _Stream:
+    """A stored tensor that is taken from its start, part by part."""
+
+    def __init__(self, name: str, data: Tensor) -> None:
+        self.name, self.data, self.at = name, data, 0
+
+    @property
+    def rest(self) -> int:
+        return len(self.data) - self.at
+
+
+def _take(streams: dict[str, _Stream], name: str, count: int) -> Tensor:
+    if count == 0:
+        return torch.zeros(0, dtype=DTYPES[name.partition(".")[2]])
+    stream = streams.get(name)
+    if stream is None or stream.rest < count:
+        raise _Malformed(f"tensor {name!r} holds fewer than the {count:,} numbers that it needs")
+    stream.at += count
+    return stream.data[stream.at - count : stream.at]
+
+
+def _whole(file: FileCheckpoint, name: str) -> Tensor:
+    if len(file.infos[name].shape) != 1:
+        raise _Malformed(f"tensor {name!r} has shape {list(file.infos[name].shape)}, not one axis")
+    dtype = DTYPES[file.infos[name].dtype]
+    return torch.cat([torch.zeros(0, dtype=dtype), *(piece for _, piece in file.pieces(name))])
+
+
+def _natural(value: Any, what: str) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 62:
+        raise _Malformed(f"{what} is {value!r}, not a number from 0 to 2^62")
+    return value
+
+
+def _name(name: Any, tensors: dict[str, TensorPatch]) -> str:
+    if not isinstance(name, str) or name in tensors:
+        raise _Malformed(f"{name!r} is not a name, or is there twice")
+    return name
+
+
+def _info(record: Any) -> TensorInfo:
+    shape = record["shape"]
+    if record["dtype"] not in DTYPES or not isinstance(shape, list) or len(shape) > 64:
+        raise _Malformed(f"tensor {record['name']!r} has no valid dtype and shape")
+    info = TensorInfo(record["dtype"], tuple(_natural(length, "a length") for length in shape))
+    _natural(info.size, "the size of a tensor")
+    return info
+
+
+def _hash(value: Any) -> str | None:
+    if value is not None and not (isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value)):
+        raise _Malformed(f"{value!r} is not a SHA-256 in hexadecimal digits")
+    return value

@@ -1,0 +1,108 @@
+"""A tensor as it would be with a patch's values in it, hashed piece by piece; the checks on it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from mirrorhead.patches.checkpoints import Checkpoint, PatchError, bits, raw
+from mirrorhead.patches.file_format import TensorPatch
+from mirrorhead.patches.selection import few
+
+
+def overlaid(start: int, piece: Tensor, index: Tensor | None, values: Tensor) -> Tensor:
+    """A copy of the piece at `start` of a flat tensor, with the values at these positions."""
+    if index is None:
+        return values[start : start + len(piece)]
+    low, high = span(start, piece, index)
+    piece = piece.clone()
+    piece[index[low:high] - start] = values[low:high]
+    return piece
+
+
+def span(start: int, piece: Tensor, index: Tensor) -> tuple[int, int]:
+    """Which of the ascending positions lie in the piece: from the first to before the second."""
+    ends = torch.searchsorted(index, torch.tensor([start, start + len(piece)]))
+    return int(ends[0]), int(ends[1])
+
+
+def digests(
+    checkpoint: Checkpoint, name: str, index: Tensor | None, values: Tensor | None
+) -> tuple[str, str]:
+    """SHA-256 of a tensor as it is, and with the values in it (the same if there are none)."""
+    plain, changed = hashlib.sha256(), hashlib.sha256()
+    for start, piece in checkpoint.pieces(name):
+        plain.update(raw(piece))
+        if values is not None:
+            changed.update(raw(overlaid(start, piece, index, values)))
+    return plain.hexdigest(), (changed if values is not None else plain).hexdigest()
+
+
+def check_applicable(
+    target: Checkpoint, tensors: Mapping[str, TensorPatch], step: Callable[[int], None]
+) -> None:
+    """Raise PatchError unless every tensor is the base's, to the bit."""
+    _check_shapes(target, tensors)
+    problems = []
+    for name, patch in tensors.items():
+        if patch.added:
+            continue
+        found, result = digests(target, name, patch.index, patch.values)
+        if found == patch.base and patch.result not in (None, result):
+            problems.append(f"the values for {name!r} do not give the result that the patch names")
+        elif found != patch.base and found == patch.result:
+            problems.append(f"{name!r} is already patched with this patch")
+        elif found != patch.base:
+            problems.append(f"{name!r} differs from the base that the patch was made for")
+        step(target.infos[name].bytes)
+    if problems:
+        raise PatchError(few(f"the patch does not apply to {target.label}: ", problems))
+
+
+def check_revertible(
+    target: Checkpoint, tensors: Mapping[str, TensorPatch], step: Callable[[int], None]
+) -> None:
+    """Raise PatchError unless putting the originals back gives the base, to the bit."""
+    _check_shapes(target, tensors)
+    problems = []
+    for name, patch in tensors.items():
+        if patch.added:
+            continue
+        if patch.originals is None:
+            raise PatchError(
+                "the patch was saved without the base's values; use with_originals(base)"
+            )
+        if not _holds(target, name, patch):
+            problems.append(f"{name!r} does not hold the patch's values")
+        elif digests(target, name, patch.index, patch.originals)[1] != patch.base:
+            problems.append(f"{name!r} was changed after it was patched, or has another base")
+        step(target.infos[name].bytes)
+    if problems:
+        raise PatchError(few(f"the patch cannot be reverted on {target.label}: ", problems))
+
+
+def _check_shapes(target: Checkpoint, tensors: Mapping[str, TensorPatch]) -> None:
+    problems = []
+    for name, patch in tensors.items():
+        if name not in target.infos:
+            if not patch.added:
+                problems.append(f"it has no tensor {name!r}")
+        elif target.infos[name] != patch.info:
+            problems.append(f"{name!r} is {target.infos[name]} there, {patch.info} in the patch")
+    if problems:
+        raise PatchError(few(f"the patch does not fit {target.label}: ", problems))
+
+
+def _holds(target: Checkpoint, name: str, patch: TensorPatch) -> bool:
+    for start, piece in target.pieces(name):
+        if patch.index is None:
+            here, wanted = piece, patch.values[start : start + len(piece)]
+        else:
+            low, high = span(start, piece, patch.index)
+            here, wanted = piece[patch.index[low:high] - start], patch.values[low:high]
+        if not torch.equal(bits(here), bits(wanted)):
+            return False
+    return True

@@ -1,0 +1,526 @@
+"""`Patch`: what fine-tuning changed, as a small file that is applied and reverted to the bit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from mirrorhead._files import write_atomically
+from mirrorhead.patches import merging, rewriting
+from mirrorhead.patches.checkpoints import (
+    Checkpoint,
+    FileCheckpoint,
+    MemoryCheckpoint,
+    PatchError,
+    Source,
+    check_room,
+    open_checkpoint,
+)
+from mirrorhead.patches.file_format import TensorPatch, decode, encode
+from mirrorhead.patches.overlay import check_applicable, check_revertible, digests
+from mirrorhead.patches.selection import (
+    Changes,
+    Progress,
+    changes_of,
+    common_names,
+    find_cut,
+    kept_changes,
+    matches,
+    parse_bytes,
+)
+
+_NO_HASH = "0" * 64
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Patch:
+    """The sparse difference between a base checkpoint and a fine-tuned one.
+
+    A patch holds new values for some weights, not differences, so `apply` gives the same bits
+    everywhere. It knows a hash of each tensor that it touches and refuses any other base.
+
+    Attributes:
+        tensors: name -> `TensorPatch`, for each tensor that the patch touches.
+        weights: number of floating-point weights of the base.
+
+    >>> base = torch.nn.Linear(3, 2)
+    >>> tuned = {name: tensor.clone() for name, tensor in base.state_dict().items()}
+    >>> tuned["weight"][1, 2] += 1
+    >>> patch = Patch.between(base, tuned)
+    >>> patch.count
+    1
+    >>> patch.apply(base)
+    >>> torch.equal(base.weight, tuned["weight"])
+    True
+    >>> patch.revert(base)
+    """
+
+    tensors: dict[str, TensorPatch]
+    weights: int
+
+    @classmethod
+    def between(
+        cls,
+        base: Source,
+        tuned: Source,
+        *,
+        keep: float | None = None,
+        count: int | None = None,
+        max_bytes: int | str | None = None,
+        tolerance: float | None = None,
+        whole: str | Sequence[str] = (),
+        progress: Progress | None = None,
+    ) -> Patch:
+        """The largest changes from `base` to `tuned`; all of them if no size is given.
+
+        Args:
+            base, tuned: models, state dicts, safetensors files or Hugging Face folders. Files
+                are read in pieces: their size does not matter.
+            keep: share of the base's weights to change, in (0, 1].
+            count: number of weights to change.
+            max_bytes: largest size of the file, such as "2 MB".
+            tolerance: change every weight that moved by more than this.
+            whole: patterns of tensor names, such as "classifier.*" or "*.bias", that are stored
+                whole if they changed and are not counted. They may be new in `tuned`.
+            progress: called with the bytes read so far and in all.
+        """
+        limit = _check_size(keep, count, max_bytes, tolerance)
+        patterns = (whole,) if isinstance(whole, str) else tuple(whole)
+        old, new = open_checkpoint(base, "base"), open_checkpoint(tuned, "tuned")
+        both, added = common_names(old, new, patterns)
+        sparse = [n for n in both if old.infos[n].floating and not matches(n, patterns)]
+        passes = 2 if tolerance is not None else 4
+        report = _Reading(progress, passes * sum(old.infos[n].bytes for n in sparse))
+
+        def step(name: str) -> None:
+            report.add(old.infos[name].bytes)
+
+        weights = sum(info.size for info in old.infos.values() if info.floating)
+        if tolerance is not None:
+            found = kept_changes(old, new, sparse, float(tolerance), step)
+        else:
+            most = _most(keep, count, limit, sum(old.infos[n].size for n in sparse))
+            found = kept_changes(old, new, sparse, find_cut(old, new, sparse, most, step), step)
+        tensors = {
+            name: TensorPatch(old.infos[name], c.index, c.after, c.before, _NO_HASH, _NO_HASH)
+            for name, c in found.items()
+        }
+        others = [name for name in both if name not in set(sparse)]
+        tensors |= _whole_tensors(old, new, others, added)
+        patch = cls(dict(sorted(tensors.items())), weights)
+        if limit is not None:
+            patch = patch._within(limit, found)
+        patch = patch._hashed(old, step)
+        report.finish()
+        return patch
+
+    @classmethod
+    def load(cls, file: str | Path) -> Patch:
+        """Read a patch file. A damaged or hostile one raises PatchError."""
+        return cls(*decode(Path(file)))
+
+    def save(self, file: str | Path, *, originals: bool = True) -> None:
+        """Write the patch, all or nothing; see docs/patches.md for the format.
+
+        Args:
+            file: where to; by custom, its name ends with .safetensors.
+            originals: store the base's values too, so that `revert` needs no base. Without them
+                the file is little more than half as large.
+        """
+        data = encode(self.tensors, self.weights, originals)
+        check_room(Path(file).parent, len(data))
+        write_atomically(Path(file), data)
+
+    def apply(
+        self,
+        target: nn.Module | MutableMapping[str, Tensor] | str | Path,
+        out: str | Path | None = None,
+        *,
+        progress: Progress | None = None,
+    ) -> None:
+        """Put the patch's values into a base; PatchError if it is not the patch's base.
+
+        A model or state dict is changed in place, all or nothing. A file or folder is copied to
+        `out`, which must not exist.
+        """
+        source = self._target(target, out)
+        report = _Reading(progress, self._bytes_of(source) * (2 if out else 1))
+        check_applicable(source, self.tensors, report.add)
+        if isinstance(source, FileCheckpoint):
+            assert out is not None
+            values = {name: (patch.index, patch.values) for name, patch in self.tensors.items()}
+            new = {name: patch.info for name, patch in self.tensors.items() if patch.added}
+            rewriting.rewrite(source, Path(str(target)), Path(out), values, new, (), report.add)
+        else:
+            self._write(target, source, lambda patch: patch.values, undo=lambda p: p.originals)
+        report.finish()
+
+    def revert(
+        self,
+        target: nn.Module | MutableMapping[str, Tensor] | str | Path,
+        out: str | Path | None = None,
+        *,
+        progress: Progress | None = None,
+    ) -> None:
+        """Bring back the base, to the bit; PatchError if the target is not the patched base.
+
+        Tensors that the base does not have are removed from state dicts and files; a model
+        keeps them as they are. `out` is as in `apply`.
+        """
+        source = self._target(target, out)
+        report = _Reading(progress, self._bytes_of(source) * (2 if out else 1))
+        check_revertible(source, self.tensors, report.add)
+        old = {name: patch for name, patch in self.tensors.items() if not patch.added}
+        gone = tuple(name for name, patch in self.tensors.items() if patch.added)
+        if isinstance(source, FileCheckpoint):
+            assert out is not None
+            values = {name: (patch.index, _known(patch.originals)) for name, patch in old.items()}
+            rewriting.rewrite(source, Path(str(target)), Path(out), values, {}, gone, report.add)
+        else:
+            self._write(target, source, lambda patch: patch.originals, undo=lambda p: p.values)
+            if isinstance(target, MutableMapping):
+                for name in gone:
+                    target.pop(name, None)
+        report.finish()
+
+    def verify(self, target: Source, *, progress: Progress | None = None) -> None:
+        """Check that a target is this patch's base with the patch applied, to the bit."""
+        source = open_checkpoint(target, "target")
+        report = _Reading(progress, self._bytes_of(source))
+        for name, patch in self.tensors.items():
+            if patch.result is None:
+                raise PatchError(
+                    f"the patch does not know the hash of its result for {name!r}: it was merged"
+                    " without a base"
+                )
+            if name not in source.infos:
+                raise PatchError(f"{source.label} has no tensor {name!r}")
+            if digests(source, name, patch.index, None)[0] != patch.result:
+                raise PatchError(f"{source.label}: tensor {name!r} is not the patched one")
+            report.add(source.infos[name].bytes)
+        report.finish()
+
+    @classmethod
+    def merge(
+        cls,
+        patches: Sequence[Patch],
+        method: Literal["sum", "mean", "ties"] = "sum",
+        *,
+        base: Source | None = None,
+    ) -> Patch:
+        """One patch from several patches of one base.
+
+        A weight that one patch alone changes gets that patch's value ("sum", "ties") or its
+        change divided by the number of patches ("mean"). Where several meet, "sum" adds their
+        changes; "ties" elects the sign with the larger sum of changes and takes the mean of the
+        changes that have it.
+
+        Args:
+            patches: each with its originals (see `save`).
+            method: as above.
+            base: if given, the result knows its hashes, and `verify` works.
+        """
+        merged = cls(*merging.merged(patches, method))
+        if base is None:
+            return merged
+        source = open_checkpoint(base, "base")
+        check_applicable(source, merged.tensors, lambda done: None)
+        return merged._hashed(source, lambda name: None)
+
+    def without(self, *patterns: str) -> Patch:
+        """The same patch without the tensors whose names fit one of the patterns."""
+        kept = {n: patch for n, patch in self.tensors.items() if not matches(n, patterns)}
+        return replace(self, tensors=kept)
+
+    def with_originals(self, base: Source) -> Patch:
+        """The same patch with the base's values, which `revert` and `merge` need."""
+        source = open_checkpoint(base, "base")
+        check_applicable(source, self.tensors, lambda done: None)
+        tensors = {}
+        for name, patch in self.tensors.items():
+            if not patch.added:
+                pieces = [_inside(patch.index, start, p) for start, p in source.pieces(name)]
+                patch = replace(patch, originals=torch.cat(pieces))
+            tensors[name] = patch
+        return replace(self, tensors=tensors)
+
+    @property
+    def count(self) -> int:
+        """Number of changed weights, those of whole and new tensors included."""
+        return sum(len(patch.values) for patch in self.tensors.values())
+
+    def density(self) -> float:
+        """Share of the base's weights that change, not counting tensors that are stored whole."""
+        sparse = [patch.index for patch in self.tensors.values() if patch.index is not None]
+        return sum(len(index) for index in sparse) / max(self.weights, 1)
+
+    @cached_property
+    def bytes(self) -> int:
+        """Size of the file that `save` writes."""
+        return len(encode(self.tensors, self.weights, originals=True))
+
+    def largest(self, count: int = 10) -> list[tuple[str, tuple[int, ...], float, float]]:
+        """The largest changes: tensor, position, value before, value after."""
+        found = []
+        for name, patch in self.tensors.items():
+            if patch.originals is None or not patch.info.floating:
+                continue
+            moved = (patch.values.double() - patch.originals.double()).abs()
+            for i in moved.topk(min(count, len(moved))).indices.tolist():
+                place = i if patch.index is None else int(patch.index[i])
+                where = torch.unravel_index(torch.tensor(place), patch.info.shape)
+                entry = (name, tuple(int(k) for k in where))
+                values = float(patch.originals[i]), float(patch.values[i])
+                found.append((float(moved[i]), (*entry, *values)))
+        return [entry for _, entry in sorted(found, key=lambda f: -f[0])[:count]]
+
+    def layers(self) -> list[tuple[str, int, int, float]]:
+        """By layer: name, changed weights, weights of the touched tensors, largest change."""
+        table: dict[str, tuple[int, int, float]] = {}
+        for name, patch in self.tensors.items():
+            changed, size, largest = table.get(_layer(name), (0, 0, 0.0))
+            if patch.originals is not None and len(patch.values):
+                moved = (patch.values.double() - patch.originals.double()).abs()
+                largest = max(largest, float(moved.max()))
+            table[_layer(name)] = changed + len(patch.values), size + patch.info.size, largest
+        return [(layer, *row) for layer, row in table.items()]
+
+    def __repr__(self) -> str:
+        rows = self.layers()
+        width = max([5, *(len(layer) for layer, *_ in rows)])
+        title = f"Patch({self.count:,} of {self.weights:,} weights in {len(self.tensors)} tensors"
+        lines = [f"{title}, {self.bytes:,} bytes)"]
+        lines += [f"  {'layer':{width}}    changed     share  largest"] if rows else []
+        for layer, changed, size, largest in rows:
+            share = changed / max(size, 1)
+            lines.append(f"  {layer:{width}} {changed:10,} {share:9.4%}  {largest:.3g}")
+        return "\n".join(lines)
+
+    def to_peft(self, folder: str | Path) -> None:
+        """Write the patch as a SHiRA adapter of Hugging Face PEFT; see `export`."""
+        from mirrorhead.patches.export import write_shira
+
+        write_shira(self.tensors, Path(folder))
+
+    def to_state_dict(self) -> dict[str, Tensor]:
+        """Changes as plain torch tensors: sparse COO for sparse entries, dense for whole ones.
+
+        Adding them to the base is right up to rounding; `apply` is right to the bit.
+        """
+        from mirrorhead.patches.export import state_dict
+
+        return state_dict(self.tensors)
+
+    def _target(self, target: Any, out: str | Path | None) -> Checkpoint:
+        source = open_checkpoint(target, "target")
+        if isinstance(source, FileCheckpoint) != (out is not None):
+            raise TypeError(
+                "a file or folder needs `out`, the path of the copy to write; a model or a state"
+                " dict is changed in place and has none"
+            )
+        if out is not None and Path(out).exists():
+            raise PatchError(f"{out} exists; give the path of a new file or folder")
+        if isinstance(source, MemoryCheckpoint) and not isinstance(
+            target, nn.Module | MutableMapping
+        ):
+            raise TypeError(f"a {type(target).__name__} cannot be changed in place")
+        return source
+
+    def _write(
+        self,
+        target: Any,
+        source: Checkpoint,
+        values: Callable[[TensorPatch], Tensor | None],
+        undo: Callable[[TensorPatch], Tensor | None],
+    ) -> None:
+        """Write values into tensors in memory; if anything fails, put the old ones back."""
+        assert isinstance(source, MemoryCheckpoint)
+        done: list[tuple[Tensor, TensorPatch, Tensor | None]] = []
+        new: list[str] = []
+        try:
+            for name, patch in self.tensors.items():
+                wanted = values(patch)
+                if wanted is None:
+                    continue
+                if name not in source.tensors:
+                    target[name] = wanted.reshape(patch.info.shape).clone()
+                    new.append(name)
+                    continue
+                tensor = source.tensors[name]
+                before = undo(patch)
+                if before is None:
+                    before = _picked(tensor, patch.index)
+                done.append((tensor, patch, before))
+                _put(tensor, patch.index, wanted)
+        except BaseException:
+            for tensor, patch, before in done:
+                _put(tensor, patch.index, _known(before))
+            for name in new:
+                del target[name]
+            raise
+
+    def _within(self, limit: int, found: Mapping[str, Changes]) -> Patch:
+        """The largest changes of these that make a file of at most `limit` bytes."""
+        names = [name for name in self.tensors if name in found]
+        moved = torch.cat([torch.zeros(0).double(), *(found[name].moved for name in names)])
+        rank = torch.empty(len(moved), dtype=torch.int64)
+        rank[moved.argsort(descending=True, stable=True)] = torch.arange(len(moved))
+        ranks = dict(zip(names, rank.split([len(found[n].index) for n in names]), strict=True))
+
+        def first(count: int) -> Patch:
+            tensors = {}
+            for name, patch in self.tensors.items():
+                if name in ranks:
+                    some = found[name].where(ranks[name] < count)
+                    if not len(some.index):
+                        continue
+                    patch = replace(
+                        patch, index=some.index, values=some.after, originals=some.before
+                    )
+                tensors[name] = patch
+            return replace(self, tensors=tensors)
+
+        least, most = 0, len(moved)
+        if first(0).bytes > limit:
+            raise PatchError(
+                f"max_bytes is {limit:,}, but the tensors stored whole and the header alone need"
+                f" {first(0).bytes:,}"
+            )
+        while least < most:
+            middle = (least + most + 1) // 2
+            if first(middle).bytes <= limit:
+                least = middle
+            else:
+                most = middle - 1
+        return first(least)
+
+    def _hashed(self, base: Checkpoint, step: Callable[[str], None]) -> Patch:
+        """The same patch with the hashes of the base's tensors and of its results."""
+        tensors = {}
+        for name, patch in self.tensors.items():
+            if patch.added:
+                memory = MemoryCheckpoint({name: patch.values}, "patch")
+                tensors[name] = replace(patch, result=digests(memory, name, None, None)[0])
+            else:
+                old, new = digests(base, name, patch.index, patch.values)
+                tensors[name] = replace(patch, base=old, result=new)
+            if name in base.infos:
+                step(name)
+        return replace(self, tensors=tensors)
+
+    def _bytes_of(self, source: Checkpoint) -> int:
+        return sum(source.infos[name].bytes for name in self.tensors if name in source.infos)
+
+
+class _Reading:
+    """Counts bytes and tells a caller's progress function."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self.progress, self.total, self.done = progress, total, 0
+
+    def add(self, size: int) -> None:
+        self.done = min(self.done + size, self.total)
+        if self.progress is not None:
+            self.progress(self.done, self.total)
+
+    def finish(self) -> None:
+        self.add(self.total)
+
+
+def _check_size(
+    keep: float | None, count: int | None, max_bytes: int | str | None, tolerance: float | None
+) -> int | None:
+    """Check the four ways to give a size; the number of bytes if that is the one."""
+    given = [size for size in (keep, count, max_bytes, tolerance) if size is not None]
+    if len(given) > 1:
+        raise ValueError("give only one of keep, count, max_bytes and tolerance")
+    if keep is not None and not 0 < keep <= 1:
+        raise ValueError(f"keep must be above 0 and at most 1, got {keep!r}")
+    if count is not None and (type(count) is not int or count < 1):
+        raise ValueError(f"count must be a whole number of at least 1, got {count!r}")
+    if tolerance is not None and not 0 <= tolerance < float("inf"):
+        raise ValueError(f"tolerance must be finite and at least 0, got {tolerance!r}")
+    return None if max_bytes is None else parse_bytes(max_bytes)
+
+
+def _most(keep: float | None, count: int | None, limit: int | None, weights: int) -> int:
+    """The largest number of changes that the size allows."""
+    if limit is not None:
+        return limit // 3  # a byte of index and one each of value and original, at least
+    if keep is not None:
+        return max(1, round(keep * weights))
+    return weights if count is None else count
+
+
+def _whole_tensors(
+    base: Checkpoint, tuned: Checkpoint, names: Sequence[str], added: Sequence[str]
+) -> dict[str, TensorPatch]:
+    found = {}
+    for name in names:
+        if any(len(change.index) for change in changes_of(base, tuned, name)):
+            before, after = _read(base, name), _read(tuned, name)
+            found[name] = TensorPatch(base.infos[name], None, after, before, _NO_HASH, _NO_HASH)
+    for name in added:
+        values = _read(tuned, name)
+        if values.is_floating_point() and bool(values.float().isnan().any()):
+            raise PatchError(f"{tuned.label}: tensor {name!r} contains NaN")
+        found[name] = TensorPatch(tuned.infos[name], None, values, None, None, _NO_HASH)
+    return found
+
+
+def _read(checkpoint: Checkpoint, name: str) -> Tensor:
+    # Pieces of a model in memory are views: a patch must not follow the model's later steps.
+    pieces = [piece for _, piece in checkpoint.pieces(name)]
+    return torch.cat(pieces).clone() if pieces else _nothing(checkpoint, name)
+
+
+def _nothing(checkpoint: Checkpoint, name: str) -> Tensor:
+    from mirrorhead.patches.checkpoints import DTYPES
+
+    return torch.zeros(0, dtype=DTYPES[checkpoint.infos[name].dtype])
+
+
+def _inside(index: Tensor | None, start: int, piece: Tensor) -> Tensor:
+    """The numbers of a piece that stand at the given positions."""
+    if index is None:
+        return piece.clone()
+    low, high = torch.searchsorted(index, torch.tensor([start, start + len(piece)])).tolist()
+    return piece[index[low:high] - start]
+
+
+def _places(tensor: Tensor, index: Tensor) -> tuple[Tensor, ...]:
+    return torch.unravel_index(index.to(tensor.device), tensor.shape)
+
+
+def _picked(tensor: Tensor, index: Tensor | None) -> Tensor:
+    return tensor.reshape(-1).clone() if index is None else tensor[_places(tensor, index)]
+
+
+def _put(tensor: Tensor, index: Tensor | None, values: Tensor) -> None:
+    with torch.no_grad():
+        if index is None:
+            tensor.copy_(values.reshape(tensor.shape))
+        else:
+            tensor[_places(tensor, index)] = values.to(tensor.device)
+
+
+def _known(values: Tensor | None) -> Tensor:
+    assert values is not None
+    return values
+
+
+def _layer(name: str) -> str:
+    """The layer of a tensor: its name up to the last number, or without its last part.
+
+    >>> _layer("encoder.layer.3.output.dense.weight"), _layer("embeddings.word.weight")
+    ('encoder.layer.3', 'embeddings.word')
+    """
+    found = re.match(r"(.*\.\d+)\.", name)
+    return found[1] if found else name.rpartition(".")[0] or name

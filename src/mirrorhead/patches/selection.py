@@ -1,0 +1,187 @@
+"""Which changes between two checkpoints a patch keeps: the largest ones, of all tensors together.
+
+The k-th largest change is found exactly without sorting or storing all changes: a float32 that
+is not negative is ordered like its 32 bits, so one pass over both checkpoints counts the upper 16
+bits, and a second pass counts the lower 16 bits of the changes that share the k-th one's.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mirrorhead.patches.checkpoints import Checkpoint, PatchError, bits
+
+#: Called with (bytes done, bytes in all).
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Some weights of one tensor: where they are, before, after, and how far they moved."""
+
+    index: Tensor  # (count,), int64, ascending
+    before: Tensor  # (count,)
+    after: Tensor  # (count,)
+    moved: Tensor  # (count,), float64
+
+    def where(self, mask: Tensor) -> Changes:
+        return Changes(self.index[mask], self.before[mask], self.after[mask], self.moved[mask])
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A change is kept if its float32 bits are above `key`; of those equal to it, the first."""
+
+    key: int
+    ties: int
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a tensor's name fits one of the patterns, such as "classifier.*" or "*.bias"."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def common_names(
+    base: Checkpoint, tuned: Checkpoint, whole: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """Names that both have, and names that only `tuned` has and `whole` allows.
+
+    Raises PatchError for missing or extra tensors and for other shapes or dtypes.
+    """
+    missing = [n for n in base.infos if n not in tuned.infos and n not in tuned.aliases]
+    extra = [n for n in tuned.infos if n not in base.infos and n not in base.aliases]
+    added = [name for name in extra if matches(name, whole)]
+    problems = [f"{tuned.label} has no tensor {name!r}" for name in missing]
+    problems += [
+        f"{base.label} has no tensor {name!r}; name it in `whole` to store all of it"
+        for name in extra
+        if name not in added
+    ]
+    both = [name for name in base.infos if name in tuned.infos]
+    for name in both:
+        if base.infos[name] != tuned.infos[name]:
+            problems.append(
+                f"{name!r} is {base.infos[name]} in {base.label}, {tuned.infos[name]} in"
+                f" {tuned.label}"
+            )
+    if problems:
+        raise PatchError(few("the checkpoints do not fit: ", problems))
+    return both, added
+
+
+def few(start: str, problems: Sequence[str]) -> str:
+    """One message that names the first three problems and counts the rest."""
+    rest = f"; and {len(problems) - 3:,} more" if len(problems) > 3 else ""
+    return start + "; ".join(problems[:3]) + rest
+
+
+def changes_of(base: Checkpoint, tuned: Checkpoint, name: str) -> Iterator[Changes]:
+    """Every weight of a tensor whose bits differ, in pieces; NaN and new infinities are refused."""
+    both = zip(base.pieces(name), tuned.pieces(name), strict=True)
+    for (start, before), (_, after) in both:
+        for checkpoint, piece in ((base, before), (tuned, after)):
+            if piece.is_floating_point() and bool(torch.isnan(_wide(piece)).any()):
+                raise PatchError(f"{checkpoint.label}: tensor {name!r} contains NaN")
+        local = (bits(before) != bits(after)).nonzero().flatten()
+        old, new = before[local], after[local]
+        moved = (new.double() - old.double()).abs()
+        if not bool(torch.isfinite(moved).all()):
+            raise PatchError(f"tensor {name!r} changes to or from infinity")
+        yield Changes(local + start, old, new, moved)
+
+
+def find_cut(
+    base: Checkpoint,
+    tuned: Checkpoint,
+    names: Sequence[str],
+    count: int,
+    step: Callable[[str], None],
+) -> Cut:
+    """Where to cut so that exactly the `count` largest changes are kept (or all, if fewer)."""
+    upper = torch.zeros(1 << 15, dtype=torch.int64)  # the sign bit of a float32 is 0 here
+    for name in names:
+        for piece in changes_of(base, tuned, name):
+            upper += torch.bincount(_key(piece) >> 16, minlength=1 << 15)
+        step(name)
+    if count >= int(upper.sum()):
+        return Cut(-1, 0)
+    high, above = _crossing(upper, count)
+    lower = torch.zeros(1 << 16, dtype=torch.int64)
+    for name in names:
+        for piece in changes_of(base, tuned, name):
+            key = _key(piece)
+            lower += torch.bincount(key[key >> 16 == high] & 0xFFFF, minlength=1 << 16)
+        step(name)
+    low, inside = _crossing(lower, count - above)
+    return Cut((high << 16) + low, count - above - inside)
+
+
+def kept_changes(
+    base: Checkpoint,
+    tuned: Checkpoint,
+    names: Sequence[str],
+    keep: Cut | float,
+    step: Callable[[str], None],
+) -> dict[str, Changes]:
+    """The changes above a cut, or larger than a tolerance, by tensor."""
+    ties = keep.ties if isinstance(keep, Cut) else 0
+    found: dict[str, Changes] = {}
+    for name in names:
+        pieces = []
+        for piece in changes_of(base, tuned, name):
+            if isinstance(keep, Cut):
+                key = _key(piece)
+                mask = key > keep.key
+                if ties:
+                    equal = (key == keep.key).nonzero().flatten()[:ties]
+                    mask[equal] = True
+                    ties -= len(equal)
+            else:
+                mask = piece.moved > keep
+            if bool(mask.any()):
+                pieces.append(piece.where(mask))
+        if pieces:
+            parts = [(p.index, p.before, p.after, p.moved) for p in pieces]
+            found[name] = Changes(*(torch.cat(part) for part in zip(*parts, strict=True)))
+        step(name)
+    return found
+
+
+def parse_bytes(size: int | str) -> int:
+    """A number of bytes, or a text such as "2 MB", "300 kB", "1.5 MiB".
+
+    >>> parse_bytes("2 MB"), parse_bytes("1 KiB")
+    (2000000, 1024)
+    """
+    units = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+    units |= {"kib": 2**10, "mib": 2**20, "gib": 2**30}
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(size))
+    if isinstance(size, bool) or found is None or found[2].lower() not in units:
+        raise ValueError(f'max_bytes must be a number or a text such as "2 MB", got {size!r}')
+    number = int(float(found[1]) * units[found[2].lower()])
+    if number < 1:
+        raise ValueError(f"max_bytes must be at least 1, got {size!r}")
+    return number
+
+
+def _wide(piece: Tensor) -> Tensor:
+    """8-bit floats as float32: torch compares them in no other way."""
+    return piece.float() if piece.element_size() == 1 else piece
+
+
+def _key(changes: Changes) -> Tensor:
+    return changes.moved.float().view(torch.int32).long()
+
+
+def _crossing(histogram: Tensor, count: int) -> tuple[int, int]:
+    """The bin that holds the count-th largest, and how many are in the bins above it."""
+    from_top = histogram.flip(0).cumsum(0)
+    place = int(torch.searchsorted(from_top, count))
+    above = int(from_top[place - 1]) if place else 0
+    return len(histogram) - 1 - place, above

@@ -1,0 +1,389 @@
+"""Patches: they keep the largest changes, and apply and revert to the bit."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import mirrorhead as mh
+from mirrorhead.patches.file_format import decode_gaps, encode_gaps, positions
+from patch_cases import State, copy_of, same_bits, sharded_folder, small_state, tuned_from
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+
+
+@st.composite
+def checkpoints(draw: st.DrawFn, dtype: torch.dtype) -> tuple[State, State]:
+    """A base and a tuned state dict: any shapes, some weights changed, zeros of both signs."""
+    seed = draw(st.integers(0, 2**32))
+    generator = torch.Generator().manual_seed(seed)
+    base, tuned = {}, {}
+    for i in range(draw(st.integers(1, 4))):
+        shape = draw(st.lists(st.integers(0, 9), max_size=3))
+        scale = draw(st.sampled_from([1e-6, 1.0, 1e4]))
+        before = scale * torch.randn(shape, generator=generator)
+        before[torch.rand(shape, generator=generator) < 0.1] = 0.0
+        before = before.to(dtype)
+        moved = (before + scale * 0.1 * torch.randn(shape, generator=generator)).to(dtype)
+        flipped = torch.where(torch.rand(shape, generator=generator) < 0.1, -before, moved)
+        changed = torch.rand(shape, generator=generator) < draw(st.sampled_from([0.0, 0.1, 1.0]))
+        base[f"block.{i}.weight"] = before
+        tuned[f"block.{i}.weight"] = torch.where(changed, flipped, before)
+    return base, tuned
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_random_patches_apply_and_revert_to_the_bit(
+    dtype: torch.dtype, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("patches")
+
+    @settings(max_examples=1000)
+    @given(checkpoints(dtype), st.floats(0.01, 1.0), st.booleans())
+    def law(pair: tuple[State, State], keep: float, full: bool) -> None:
+        base, tuned = pair
+        patch = mh.Patch.between(base, tuned, keep=1.0 if full else keep)
+        patch.save(folder / "patch.safetensors")
+        assert (folder / "patch.safetensors").stat().st_size == patch.bytes
+        patch = mh.Patch.load(folder / "patch.safetensors")
+        state = copy_of(base)
+        patch.apply(state)
+        patch.verify(state)
+        if full:
+            assert same_bits(state, tuned)
+        patch.revert(state)
+        assert same_bits(state, base)
+
+    law()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_keeps_exactly_the_largest_changes(dtype: torch.dtype) -> None:
+    base = small_state(dtype)
+    tuned = tuned_from(base)
+    names = [name for name in base if base[name].is_floating_point()]
+    moved = torch.cat([(tuned[n].double() - base[n].double()).abs().flatten() for n in names])
+    moved = moved[moved > 0]
+    for count in (1, 7, 30, 58):
+        patch = mh.Patch.between(base, tuned, count=count)
+        found = [abs(after - before) for *_, before, after in patch.largest(1000)]
+        assert patch.count == len(found) == count
+        # Equal changes are interchangeable, so sizes are compared, not places.
+        expected = moved.sort(descending=True).values[:count]
+        torch.testing.assert_close(torch.tensor(found, dtype=torch.float64), expected)
+
+
+def test_ties_are_broken_by_order_and_counted_exactly() -> None:
+    base = {"a": torch.zeros(50), "b": torch.zeros(50)}
+    tuned = {"a": torch.ones(50), "b": torch.ones(50)}
+    patch = mh.Patch.between(base, tuned, count=60)
+    assert [len(patch.tensors[n].values) for n in "ab"] == [50, 10]
+
+
+def test_tolerance_keeps_what_moved_further() -> None:
+    base = {"w": torch.zeros(4)}
+    tuned = {"w": torch.tensor([0.0, 0.1, -0.2, 0.3])}
+    patch = mh.Patch.between(base, tuned, tolerance=0.15)
+    assert patch.tensors["w"].index is not None
+    assert patch.tensors["w"].index.tolist() == [2, 3]
+
+
+def test_keep_is_a_share_of_the_weights() -> None:
+    base = {"w": torch.zeros(2000)}
+    tuned = {"w": torch.arange(2000.0)}
+    patch = mh.Patch.between(base, tuned, keep=0.01)
+    assert patch.count == 20
+    assert patch.density() == 0.01
+
+
+@pytest.mark.parametrize("limit", [700, 1500, "4 kB", "1 MiB"])
+def test_max_bytes_is_kept_and_used(limit: int | str, tmp_path: Path) -> None:
+    base = {"w": torch.zeros(3000)}
+    tuned = {"w": torch.randn(3000)}
+    patch = mh.Patch.between(base, tuned, max_bytes=limit)
+    patch.save(tmp_path / "p")
+    size = (tmp_path / "p").stat().st_size
+    allowed = {"4 kB": 4000, "1 MiB": 2**20}.get(str(limit), limit)
+    assert isinstance(allowed, int)
+    assert size <= allowed
+    # One weight more does not fit: it takes at most 8 bytes of values, 2 of index and 8 of padding.
+    assert patch.count == 3000 or size > allowed - 24
+    patch.verify({"w": torch.where(patch_mask(patch, 3000), tuned["w"], base["w"])})
+
+
+def patch_mask(patch: mh.Patch, size: int) -> torch.Tensor:
+    mask = torch.zeros(size, dtype=torch.bool)
+    index = patch.tensors["w"].index
+    assert index is not None
+    mask[index] = True
+    return mask
+
+
+def test_whole_tensors_are_stored_whole_and_not_counted() -> None:
+    base = small_state()
+    tuned = tuned_from(base) | {"head.weight": torch.randn(2, 4)}
+    patch = mh.Patch.between(base, tuned, count=5, whole=["*.bias", "head.*"])
+    assert patch.tensors["layer.0.bias"].index is None
+    assert patch.tensors["head.weight"].added
+    assert sum(len(p.values) for p in patch.tensors.values() if p.index is not None) == 5
+    state = copy_of(base)
+    patch.apply(state)
+    assert torch.equal(state["layer.0.bias"], tuned["layer.0.bias"])
+    assert torch.equal(state["head.weight"], tuned["head.weight"])
+    patch.revert(state)
+    assert same_bits(state, base)
+
+
+def test_models_are_patched_in_place_and_tied_weights_once() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(5, 3)
+            self.out = nn.Linear(3, 5, bias=False)
+            self.out.weight = self.embed.weight
+
+    base, tuned = Tied(), Tied()
+    tuned.load_state_dict(base.state_dict())
+    with torch.no_grad():
+        tuned.embed.weight[2, 1] += 1
+    patch = mh.Patch.between(base, tuned)
+    assert patch.count == 1
+    before = base.embed.weight.detach().clone()
+    parameter = base.embed.weight
+    patch.apply(base)
+    assert base.embed.weight is parameter is base.out.weight
+    assert torch.equal(parameter, tuned.embed.weight)
+    patch.revert(base)
+    assert torch.equal(parameter, before)
+
+
+def test_a_patch_does_not_follow_the_model_it_came_from() -> None:
+    base, tuned = {"w": torch.zeros(3)}, {"w": torch.ones(3)}
+    for whole in ((), ("w",)):
+        patch = mh.Patch.between(base, tuned, whole=whole)
+        tuned["w"].mul_(5)
+        state = {"w": torch.zeros(3)}
+        patch.apply(state)
+        assert torch.equal(state["w"], tuned["w"] / 5)
+        tuned["w"].div_(5)
+
+
+def test_tensors_that_are_not_contiguous() -> None:
+    base = {"w": torch.randn(4, 6).t()}
+    tuned = {"w": base["w"] + 1}
+    patch = mh.Patch.between(base, tuned, count=7)
+    before = base["w"].clone()
+    patch.apply(base)
+    assert int((base["w"] != before).sum()) == 7
+    patch.revert(base)
+    assert torch.equal(base["w"], before)
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "shards"])
+def test_files_and_folders(kind: str, tmp_path: Path) -> None:
+    base = small_state(torch.bfloat16)
+    tuned = tuned_from(base) | {"head.bias": torch.randn(3)}
+    places = {}
+    for name, state in (("base", base), ("tuned", tuned)):
+        places[name] = tmp_path / name
+        if kind == "file":
+            places[name] = tmp_path / f"{name}.safetensors"
+            save_file(state, places[name], {"format": "pt"})
+        elif kind == "folder":
+            places[name].mkdir()
+            save_file(state, places[name] / "model.safetensors", {"format": "pt"})
+            (places[name] / "config.json").write_text("{}")
+        else:
+            sharded_folder(places[name], state)
+    calls: list[tuple[int, int]] = []
+    patch = mh.Patch.between(
+        places["base"], places["tuned"], whole="head.*", progress=lambda a, b: calls.append((a, b))
+    )
+    assert calls[-1][0] == calls[-1][1] > 0
+    patch.apply(places["base"], tmp_path / "patched")
+    patch.verify(tmp_path / "patched")
+    assert same_bits(everything(tmp_path / "patched"), tuned)
+    patch.revert(tmp_path / "patched", tmp_path / "reverted")
+    assert same_bits(everything(tmp_path / "reverted"), base)
+    if kind != "file":
+        assert (tmp_path / "patched" / "config.json").exists()
+        assert not (tmp_path / "patched" / "pytorch_model.bin").exists()
+    if kind == "file":  # writing is deterministic, so even the files are equal
+        assert (tmp_path / "reverted").read_bytes() == places["base"].read_bytes()
+
+
+def everything(path: Path) -> State:
+    files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+def test_a_shards_index_names_new_tensors(tmp_path: Path) -> None:
+    from mirrorhead.patches.checkpoints import FileCheckpoint, checkpoint_files
+
+    base = small_state()
+    sharded_folder(tmp_path / "base", base)
+    patch = mh.Patch.between(base, base | {"head": torch.ones(2)}, whole="head")
+    patch.apply(tmp_path / "base", tmp_path / "out")
+    files = checkpoint_files(tmp_path / "out")
+    assert "head" in FileCheckpoint(files, "out").infos
+    text = (tmp_path / "out" / "model.safetensors.index.json").read_text()
+    assert '"head": "model-00002-of-00002.safetensors"' in text
+
+
+def test_without_originals_the_file_is_smaller_and_revert_needs_the_base(tmp_path: Path) -> None:
+    base = {"w": torch.randn(5000)}
+    patch = mh.Patch.between(base, {"w": base["w"] + torch.randn(5000)}, keep=0.5)
+    patch.save(tmp_path / "small", originals=False)
+    assert (tmp_path / "small").stat().st_size < 0.65 * patch.bytes
+    small = mh.Patch.load(tmp_path / "small")
+    state = copy_of(base)
+    full = small.with_originals(base)
+    small.apply(state)
+    with pytest.raises(mh.PatchError, match="with_originals"):
+        small.revert(state)
+    full.revert(state)
+    assert same_bits(state, base)
+    assert full.bytes == patch.bytes
+
+
+def test_repr_is_a_table_by_layer() -> None:
+    base = small_state()
+    text = repr(mh.Patch.between(base, tuned_from(base)))
+    assert text.startswith("Patch(61 of 61 weights in 4 tensors")
+    assert [line.split()[0] for line in text.splitlines()[1:]] == [
+        "layer", "layer.0", "layer.1", "scale",
+    ]  # fmt: skip
+
+
+@given(st.lists(st.integers(0, 2**62 - 2), unique=True, max_size=50))
+def test_positions_survive_the_file(numbers: list[int]) -> None:
+    index = torch.tensor(sorted(numbers), dtype=torch.int64)
+    gaps = decode_gaps(encode_gaps([index]))
+    assert torch.equal(positions(gaps, 2**62 - 1, "w"), index)
+
+
+class TestMerge:
+    def patches(self, base: State, changes: list[dict[int, float]]) -> list[mh.Patch]:
+        found = []
+        for change in changes:
+            tuned = copy_of(base)
+            for place, value in change.items():
+                tuned["w"][place] += value
+            found.append(mh.Patch.between(base, tuned))
+        return found
+
+    @pytest.mark.parametrize(
+        ("method", "expected"),
+        [("sum", [1.0, 3.0, 1.0, 0.0]), ("mean", [0.5, 1.5, 0.5, 0.0]), ("ties", [1, 1.5, 2, 0])],
+    )
+    def test_formulas(self, method: str, expected: list[float]) -> None:
+        base = {"w": torch.zeros(4)}
+        both = self.patches(base, [{0: 1.0, 1: 1.0, 2: 2.0}, {1: 2.0, 2: -1.0}])
+        merged = mh.Patch.merge(both, method, base=base)  # type: ignore[arg-type]
+        state = copy_of(base)
+        merged.apply(state)
+        merged.verify(state)
+        assert state["w"].tolist() == expected
+        merged.revert(state)
+        assert same_bits(state, base)
+
+    @pytest.mark.parametrize("method", ["sum", "mean", "ties"])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_one_patch_merges_to_itself_and_order_does_not_matter(
+        self, method: str, dtype: torch.dtype
+    ) -> None:
+        base = small_state(dtype)
+        some = [mh.Patch.between(base, tuned_from(base, seed), keep=0.3) for seed in (1, 2, 3)]
+        assert_same(mh.Patch.merge(some[:1], method), some[0])  # type: ignore[arg-type]
+        first = mh.Patch.merge(some, method)  # type: ignore[arg-type]
+        for order in itertools.permutations(some):
+            assert_same(mh.Patch.merge(order, method), first)  # type: ignore[arg-type]
+
+    def test_where_one_patch_is_alone_its_value_is_kept_to_the_bit(self) -> None:
+        base = {"w": torch.randn(1000).bfloat16()}
+        one, two = copy_of(base), copy_of(base)
+        one["w"][:500] += torch.randn(500).bfloat16()
+        two["w"][500:] += torch.randn(500).bfloat16()
+        merged = mh.Patch.merge([mh.Patch.between(base, one), mh.Patch.between(base, two)])
+        state = copy_of(base)
+        merged.apply(state)
+        assert torch.equal(state["w"], torch.cat([one["w"][:500], two["w"][500:]]))
+
+    def test_heads_of_tasks_must_be_left_out(self) -> None:
+        base = small_state()
+        tuned = [tuned_from(base, s) | {"head": torch.randn(s + 1)} for s in (1, 2)]
+        both = [mh.Patch.between(base, t, keep=0.2, whole="head") for t in tuned]
+        with pytest.raises(mh.PatchError, match="'head'"):
+            mh.Patch.merge(both)
+        assert "head" not in mh.Patch.merge([p.without("head") for p in both]).tensors
+
+    def test_other_bases_are_refused(self) -> None:
+        one, two = small_state(seed=1), small_state(seed=2)
+        both = [mh.Patch.between(b, tuned_from(b)) for b in (one, two)]
+        with pytest.raises(mh.PatchError, match="different bases"):
+            mh.Patch.merge(both)
+        with pytest.raises(ValueError, match="sum, mean, ties"):
+            mh.Patch.merge(both, "median")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="at least one"):
+            mh.Patch.merge([])
+
+
+def assert_same(one: mh.Patch, other: mh.Patch) -> None:
+    assert one.tensors.keys() == other.tensors.keys()
+    for name, patch in one.tensors.items():
+        assert patch.index is not None
+        index = other.tensors[name].index
+        assert index is not None
+        assert torch.equal(patch.index, index)
+        assert torch.equal(patch.values, other.tensors[name].values)
+
+
+def test_state_dict_of_changes_adds_up() -> None:
+    base = small_state()
+    tuned = tuned_from(base)
+    changes = mh.Patch.between(base, tuned, whole="*.bias").to_state_dict()
+    assert changes["layer.0.weight"].is_sparse
+    for name, change in changes.items():
+        dense = change.to_dense() if change.is_sparse else change
+        torch.testing.assert_close(base[name] + dense, tuned[name])
+
+
+_BIG = """
+import resource, sys
+import mirrorhead as mh
+start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+patch = mh.Patch.between(sys.argv[1], sys.argv[2], keep=1e-3)
+patch.apply(sys.argv[1], sys.argv[3])
+patch.verify(sys.argv[3])
+print(patch.count, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start) * 1024)
+"""
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    size, layers = 1 << 25, 16  # 16 tensors of 64 MiB in bf16: two files of 1 GiB
+    tensor = torch.randn(size // 64).bfloat16().repeat(64)
+    base = {f"layer.{i}.weight": tensor.clone() for i in range(layers)}
+    save_file(base, tmp_path / "base.safetensors")
+    for tensor in base.values():
+        tensor[::512] += 1
+    save_file(base, tmp_path / "tuned.safetensors")
+    del base
+    files = [str(tmp_path / f"{name}.safetensors") for name in ("base", "tuned", "out")]
+    done = subprocess.run(
+        [sys.executable, "-c", _BIG, *files], capture_output=True, text=True, check=True
+    )
+    count, grown = map(int, done.stdout.split())
+    assert count == round(1e-3 * size * layers)
+    # Some pieces of 16 MiB, and 28 bytes for each of 537,000 changes: far from 1 GiB.
+    assert grown < 400 << 20, f"{grown / 2**20:.0f} MiB"

@@ -1,0 +1,321 @@
+"""Bad input to patches: a clear error, and models and files as they were."""
+
+from __future__ import annotations
+
+import json
+import resource
+import struct
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import nn
+
+import mirrorhead as mh
+from mirrorhead.patches import checkpoints
+from patch_cases import State, copy_of, same_bits, small_state, tuned_from
+
+
+@pytest.fixture
+def base() -> State:
+    return small_state()
+
+
+@pytest.fixture
+def patch(base: State) -> mh.Patch:
+    return mh.Patch.between(base, tuned_from(base), keep=0.2)
+
+
+class TestBetween:
+    @pytest.mark.parametrize("keep", [0, -0.1, 1.5, float("nan")])
+    def test_keep(self, base: State, keep: float) -> None:
+        with pytest.raises(ValueError, match=r"keep must be above 0 and at most 1"):
+            mh.Patch.between(base, base, keep=keep)
+
+    @pytest.mark.parametrize(
+        ("size", "words"),
+        [
+            ({"count": 0}, "count must be a whole number of at least 1"),
+            ({"count": 1.5}, "count must be a whole number"),
+            ({"tolerance": -1.0}, "tolerance must be finite and at least 0"),
+            ({"tolerance": float("nan")}, "tolerance must be finite"),
+            ({"max_bytes": "2 furlongs"}, "max_bytes must be"),
+            ({"max_bytes": 0}, "max_bytes must be at least 1"),
+            ({"keep": 0.5, "count": 3}, "only one of"),
+        ],
+    )
+    def test_other_sizes(self, base: State, size: dict[str, Any], words: str) -> None:
+        with pytest.raises(ValueError, match=words):
+            mh.Patch.between(base, base, **size)
+
+    def test_a_header_that_is_larger_than_max_bytes(self, base: State) -> None:
+        with pytest.raises(mh.PatchError, match="the header alone need"):
+            mh.Patch.between(base, tuned_from(base), max_bytes=50)
+
+    def test_missing_extra_and_misfit_tensors_are_all_named(self, base: State) -> None:
+        tuned = tuned_from(base)
+        del tuned["scale"]
+        tuned["new"] = torch.ones(1)
+        tuned["layer.0.bias"] = tuned["layer.0.bias"].half()
+        with pytest.raises(mh.PatchError) as caught:
+            mh.Patch.between(base, tuned)
+        for words in ("no tensor 'scale'", "no tensor 'new'", "F32 [6] in base, F16 [6] in tuned"):
+            assert words in str(caught.value)
+
+    @pytest.mark.parametrize("side", ["base", "tuned"])
+    def test_nan(self, base: State, side: str) -> None:
+        states = {"base": base, "tuned": tuned_from(base)}
+        states[side]["layer.1.weight"][1, 1] = float("nan")
+        with pytest.raises(mh.PatchError, match=rf"{side}: tensor 'layer.1.weight' contains NaN"):
+            mh.Patch.between(states["base"], states["tuned"])
+
+    def test_infinity(self, base: State) -> None:
+        tuned = copy_of(base)
+        tuned["scale"].fill_(float("inf"))
+        with pytest.raises(mh.PatchError, match="infinity"):
+            mh.Patch.between(base, tuned)
+        base["scale"].fill_(float("inf"))  # an infinity that stays is no change
+        assert mh.Patch.between(base, tuned).count == 0
+
+    def test_things_that_are_no_checkpoint(self, base: State, tmp_path: Path) -> None:
+        with pytest.raises(TypeError, match="tuned must be a model, a state dict, or the path"):
+            mh.Patch.between(base, 3)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="'w' is a int, not a tensor"):
+            mh.Patch.between({"w": 3}, base)  # type: ignore[dict-item]
+        with pytest.raises(mh.PatchError, match="meta device"):
+            mh.Patch.between(nn.Linear(2, 2, device="meta"), base)
+        with pytest.raises(mh.PatchError, match="does not exist"):
+            mh.Patch.between(tmp_path / "nothing", base)
+        with pytest.raises(mh.PatchError, match=r"neither model\.safetensors nor"):
+            mh.Patch.between(tmp_path, base)
+        (tmp_path / "model.safetensors").write_bytes(b"no header here")
+        with pytest.raises(mh.PatchError, match="cannot be read as a safetensors file"):
+            mh.Patch.between(tmp_path, base)
+
+    @pytest.mark.parametrize("name", ["../outside.safetensors", "gone.safetensors", 7])
+    def test_an_index_that_leads_elsewhere(self, base: State, tmp_path: Path, name: Any) -> None:
+        index = {"weight_map": {"w": name}}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+        with pytest.raises(mh.PatchError, match=r"not a file name|is missing"):
+            mh.Patch.between(tmp_path, base)
+
+
+class TestApply:
+    def test_another_base(self, base: State, patch: mh.Patch) -> None:
+        base["layer.1.weight"][3, 5] += 1e-6  # not even a weight that the patch touches
+        before = copy_of(base)
+        with pytest.raises(mh.PatchError, match=r"'layer.1.weight' differs from the base"):
+            patch.apply(base)
+        assert same_bits(base, before)
+
+    def test_twice(self, base: State, patch: mh.Patch) -> None:
+        patch.apply(base)
+        before = copy_of(base)
+        with pytest.raises(mh.PatchError, match="already patched with this patch"):
+            patch.apply(base)
+        assert same_bits(base, before)
+
+    def test_another_architecture(self, base: State, patch: mh.Patch) -> None:
+        for model in (nn.Linear(2, 2), {**base, "layer.0.weight": torch.zeros(5, 6)}):
+            with pytest.raises(mh.PatchError, match="does not fit"):
+                patch.apply(model)
+        with pytest.raises(mh.PatchError, match=r"F64 \[6, 5\] there, F32 \[6, 5\] in the patch"):
+            patch.apply({**base, "layer.0.weight": base["layer.0.weight"].double()})
+
+    def test_all_or_nothing_if_a_tensor_cannot_be_written(
+        self, base: State, patch: mh.Patch, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from mirrorhead.patches import patch as module
+
+        put, calls = module._put, []
+
+        def failing(*arguments: Any) -> None:
+            calls.append(arguments)
+            if len(calls) == 2:
+                raise KeyboardInterrupt
+            put(*arguments)
+
+        before = copy_of(base)
+        monkeypatch.setattr(module, "_put", failing)
+        with pytest.raises(KeyboardInterrupt):
+            patch.apply(base)
+        assert same_bits(base, before)
+
+    def test_revert_of_what_was_not_patched(self, base: State, patch: mh.Patch) -> None:
+        with pytest.raises(mh.PatchError, match="does not hold the patch's values"):
+            patch.revert(base)
+
+    def test_revert_of_what_was_trained_further(self, base: State, patch: mh.Patch) -> None:
+        patch.apply(base)
+        index = patch.tensors["layer.0.weight"].index
+        assert index is not None
+        free = next(i for i in range(30) if i not in index.tolist())
+        base["layer.0.weight"].view(-1)[free] += 1
+        before = copy_of(base)
+        with pytest.raises(mh.PatchError, match="was changed after it was patched"):
+            patch.revert(base)
+        assert same_bits(base, before)
+
+    def test_verify_of_another_model(self, base: State, patch: mh.Patch) -> None:
+        with pytest.raises(mh.PatchError, match="is not the patched one"):
+            patch.verify(base)
+
+    def test_out_goes_with_files_alone_and_must_be_new(
+        self, base: State, patch: mh.Patch, tmp_path: Path
+    ) -> None:
+        with pytest.raises(TypeError, match="needs `out`"):
+            patch.apply(base, tmp_path / "out")
+        file = tmp_path / "base.safetensors"
+        save_file(base, file)
+        with pytest.raises(TypeError, match="needs `out`"):
+            patch.apply(file)
+        with pytest.raises(mh.PatchError, match="exists; give the path of a new"):
+            patch.apply(file, file)
+
+    def test_no_room_on_the_disk(
+        self, base: State, patch: mh.Patch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        file = tmp_path / "base.safetensors"
+        save_file(base, file)
+        full = type("usage", (), {"free": 10})
+        monkeypatch.setattr(checkpoints.shutil, "disk_usage", lambda path: full)
+        for write in (
+            lambda: patch.apply(file, tmp_path / "out"),
+            lambda: patch.save(tmp_path / "p"),
+        ):
+            with pytest.raises(mh.PatchError, match="10 are free on the disk"):
+                write()
+        assert [path.name for path in tmp_path.iterdir()] == ["base.safetensors"]
+
+    def test_a_disk_that_fills_up_leaves_nothing(
+        self, base: State, patch: mh.Patch, tmp_path: Path
+    ) -> None:
+        big = base | {"big": torch.zeros(1 << 16)}
+        file = tmp_path / "base.safetensors"
+        save_file(big, file)
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, limits[1]))
+        try:
+            with pytest.raises(OSError, match="too large"):
+                patch.apply(file, tmp_path / "out")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert [path.name for path in tmp_path.iterdir()] == ["base.safetensors"]
+
+
+class TestHostileFiles:
+    def altered(self, patch: mh.Patch, tmp_path: Path, change: Any) -> Path:
+        """The patch's file with its JSON record or its stored tensors changed."""
+        from safetensors import safe_open
+
+        file = tmp_path / "patch.safetensors"
+        patch.save(file)
+        with safe_open(file, framework="pt") as opened:
+            content = json.loads(opened.metadata()["mirrorhead.patch"])
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        change(content, tensors)
+        save_file(tensors, file, {"mirrorhead.patch": json.dumps(content)})
+        return file
+
+    CHANGES: ClassVar[dict[str, Any]] = {
+        "version": lambda c, t: c.update(version=2),
+        "weights": lambda c, t: c.update(weights=-1),
+        "no tensors": lambda c, t: c.pop("tensors"),
+        "tensors of another kind": lambda c, t: c.update(tensors=[3]),
+        "huge count": lambda c, t: c["tensors"][0].update(count=2**60),
+        "negative count": lambda c, t: c["tensors"][0].update(count=-1),
+        "fewer": lambda c, t: c["tensors"][0].update(count=0),
+        "huge whole tensor": lambda c, t: c["tensors"][0].update(count=None, shape=[2**31, 2**20]),
+        "huge shape": lambda c, t: c["tensors"][0].update(shape=[2**40, 2**40]),
+        "small shape": lambda c, t: c["tensors"][0].update(shape=[1]),
+        "bool shape": lambda c, t: c["tensors"][0].update(shape=[True, 30]),
+        "unknown dtype": lambda c, t: c["tensors"][0].update(dtype="F31"),
+        "wrong dtype": lambda c, t: c["tensors"][0].update(dtype="F64"),
+        "twice": lambda c, t: c["tensors"].append(c["tensors"][0]),
+        "bad hash": lambda c, t: c["tensors"][0].update(base="../../etc"),
+        "new but sparse": lambda c, t: c["tensors"][0].update(base=None),
+        "no index": lambda c, t: t.pop("index"),
+        "endless index": lambda c, t: t.update(index=torch.full((40,), 255, dtype=torch.uint8)),
+        "unended index": lambda c, t: t.update(index=torch.tensor([128], dtype=torch.uint8)),
+        "needless bytes": lambda c, t: t.update(
+            index=torch.cat([torch.tensor([128, 0], dtype=torch.uint8), t["index"][1:]])
+        ),
+        "index of floats": lambda c, t: t.update(index=t["index"].float()),
+        "fewer values": lambda c, t: t.update({"values.F32": t["values.F32"][1:]}),
+        "more values": lambda c, t: t.update({"values.F32": torch.zeros(50)}),
+        "two axes": lambda c, t: t.update({"values.F32": t["values.F32"][None]}),
+        "NaN": lambda c, t: t["values.F32"].fill_(float("nan")),
+        "foreign tensor": lambda c, t: t.update(other=torch.zeros(2)),
+        "mislabelled dtype": lambda c, t: t.update({"values.I8": t.pop("values.F32")}),
+        "fewer originals": lambda c, t: t.update({"originals.F32": t["originals.F32"][1:]}),
+    }
+
+    @pytest.mark.parametrize("name", CHANGES)
+    def test_altered(self, name: str, patch: mh.Patch, tmp_path: Path) -> None:
+        file = self.altered(patch, tmp_path, self.CHANGES[name])
+        with pytest.raises(mh.PatchError, match=r"patch\.safetensors"):
+            mh.Patch.load(file)
+
+    def test_values_that_do_not_give_the_named_result(
+        self, base: State, patch: mh.Patch, tmp_path: Path
+    ) -> None:
+        file = self.altered(patch, tmp_path, lambda c, t: t["values.F32"].mul_(2))
+        before = copy_of(base)
+        with pytest.raises(mh.PatchError, match="do not give the result"):
+            mh.Patch.load(file).apply(base)
+        assert same_bits(base, before)
+
+    def test_originals_that_are_not_the_bases(
+        self, base: State, patch: mh.Patch, tmp_path: Path
+    ) -> None:
+        file = self.altered(patch, tmp_path, lambda c, t: t["originals.F32"].mul_(2))
+        patch.apply(base)
+        with pytest.raises(mh.PatchError, match="another base"):
+            mh.Patch.load(file).revert(base)
+
+    def test_a_safetensors_file_that_is_no_patch(self, base: State, tmp_path: Path) -> None:
+        save_file(base, tmp_path / "base.safetensors")
+        with pytest.raises(mh.PatchError, match="is not a patch"):
+            mh.Patch.load(tmp_path / "base.safetensors")
+
+    def test_metadata_that_nests_without_end(self, tmp_path: Path) -> None:
+        text = "[" * 200_000
+        save_file({"index": torch.zeros(0)}, tmp_path / "p", {"mirrorhead.patch": text})
+        with pytest.raises(mh.PatchError, match="not JSON"):
+            mh.Patch.load(tmp_path / "p")
+
+    def test_a_header_that_claims_more_than_the_file(self, tmp_path: Path) -> None:
+        for length in (2**63, 2**30, 100):
+            (tmp_path / "p").write_bytes(struct.pack("<Q", length) + b"{}" * 10)
+            with pytest.raises(mh.PatchError, match="cannot be read"):
+                mh.Patch.load(tmp_path / "p")
+
+    @settings(max_examples=200)
+    @given(st.data())
+    def test_truncated_or_damaged_anywhere(self, data: st.DataObject) -> None:
+        import tempfile
+
+        base = small_state()
+        patch = mh.Patch.between(base, tuned_from(base), keep=0.2)
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "p"
+            patch.save(file)
+            whole = file.read_bytes()
+            cut = data.draw(st.integers(0, len(whole) - 1))
+            if data.draw(st.booleans()):
+                damaged = whole[:cut]
+            else:
+                damaged = bytearray(whole)
+                damaged[cut] ^= data.draw(st.integers(1, 255))
+            file.write_bytes(bytes(damaged))
+            state = copy_of(base)
+            try:
+                mh.Patch.load(file).apply(state)
+            except mh.PatchError:
+                assert same_bits(state, base)
+            else:  # the damage is in the originals or spaces, which `apply` does not need
+                patch.verify(state)
