@@ -337,6 +337,107 @@ def _rest(problem: mh.AttentionProblem) -> tuple[Tensor, Tensor, Tensor]:
     return problem.z, problem.y, problem.v
 
 
+# -- minima inside the ball ---------------------------------------------------------------------
+
+
+def contradictory(d: int = 1) -> mh.AttentionProblem:
+    """Three samples of the same two tokens, labelled 1, 1 and -1: no W selects the best tokens."""
+    X = torch.zeros(3, 2, d, dtype=torch.float64)
+    X[:, 0, 0], X[:, 1, 0] = 1.0, -1.0
+    return mh.AttentionProblem(X, torch.ones(3, d), [1, 1, -1], [1.0] + [0.0] * (d - 1))
+
+
+def test_the_minimum_over_a_ball_may_lie_inside():
+    """One weight: a dense grid over [-R, R] is an independent check."""
+    problem = contradictory()
+    radii = [0.5, 1.0, 50.0]
+    path = mh.regularization_path(problem, 2, radii)
+    for radius, W, log_excess in zip(radii, path.W, path.log_excess, strict=True):
+        grid = torch.linspace(-radius, radius, 200_001, dtype=torch.float64)
+        many = mh.AttentionProblem(
+            *(x.expand(len(grid), *x.shape) for x in (problem.X, problem.z, problem.y, problem.v))
+        )
+        losses = many.loss(grid.reshape(-1, 1, 1))
+        assert float(problem.loss(W)) <= float(losses.min()) + 1e-9
+        least = problem.loss_function.value(problem.scores().amax(-1)).mean()
+        assert float((problem.loss(W) - least).log()) == pytest.approx(float(log_excess))
+    assert path.active.tolist() == [True, False, False]
+    assert path.norms[1:].tolist() == pytest.approx([0.854, 0.854], abs=1e-3)
+    assert torch.equal(path.all_log_excess.amin(1), path.log_excess)
+
+
+@pytest.mark.parametrize(("p", "seed"), [(1.2, 0), (2.0, 1), (2.0, 2), (5.0, 3)])
+def test_no_point_of_the_ball_does_better(p, seed):
+    """Against a grid of the ball and scipy's SLSQP, where every sample contradicts itself.
+
+    Each of five random pairs of tokens a, -a with v'a = 2 comes three times, labelled 1, 1 and
+    -1. The loss is least at the margin log(2), where attention is soft.
+    """
+    g = generator(seed)
+    a, z = (torch.randn(5, 1, 2, generator=g, dtype=torch.float64) for _ in range(2))
+    a = 2 * a / (a @ torch.tensor([1.0, 0.5], dtype=torch.float64)).unsqueeze(-1)
+    X = torch.cat([a, -a], 1).repeat(3, 1, 1)
+    labels = torch.tensor([1.0, 1.0, -1.0]).repeat_interleave(5)
+    problem = mh.AttentionProblem(X, z[:, 0].repeat(3, 1), labels, [1.0, 0.5])
+    path = mh.regularization_path(problem, p, [0.1, 30.0], starts=4)
+    axis = torch.linspace(-1, 1, 13, dtype=torch.float64)
+    grid = torch.cartesian_prod(axis, axis, axis, axis)
+    grid = grid[mh.PNorm(p).norm(grid, -1) <= 1].reshape(-1, 2, 2)
+    data = (problem.X, problem.z, problem.y, problem.v)
+    many = mh.AttentionProblem(*(x.expand(len(grid), *x.shape) for x in data))
+
+    for radius, W in zip((0.1, 30.0), path.W, strict=True):
+
+        def loss(x):
+            W = torch.tensor(x).reshape(2, 2).requires_grad_()
+            value = problem.loss(W)
+            value.backward()
+            assert W.grad is not None
+            return float(value.detach()), W.grad.flatten().numpy()
+
+        room = {"type": "ineq", "fun": lambda x, R=radius: 1 - (abs(x / R) ** p).sum()}
+        lowest = min(float(many.loss(scale * grid).min()) for scale in (radius, radius / 10))
+        for start in range(10):
+            x = torch.randn(4, generator=generator(start), dtype=torch.float64)
+            x = (x / mh.PNorm(p).norm(x) * min(radius, 1.0) / 2).numpy()
+            end = scipy_minimize(loss, x, jac=True, method="SLSQP", constraints=[room])
+            if room["fun"](end.x) >= -1e-9:
+                lowest = min(lowest, float(end.fun))
+        assert float(problem.loss(W)) <= lowest + 1e-7
+        assert float(mh.PNorm(p).norm(W)) <= radius * (1 + 1e-12)
+    assert path.active.tolist() == [True, False]
+    assert float(problem.gradient(path.W[1]).log_norm) < math.log(1e-6)  # no constraint acts
+
+
+def test_a_trial_inside_does_not_change_its_neighbours():
+    clear = mh.AttentionProblem([[[1.0], [-1.0]]] * 3, torch.ones(3, 1), [1.0, 1.0, 1.0], [1.0])
+    unclear = contradictory()
+    both = mh.AttentionProblem(
+        *(torch.stack([getattr(x, name) for x in (clear, unclear)]) for name in "Xzyv")
+    )
+    together = mh.regularization_path(both, 2, [2.0, 20.0], starts=3)
+    assert together.active.tolist() == [[True, False], [True, False]]
+    alone = mh.regularization_path(clear, 2, [2.0, 20.0], starts=3)
+    assert torch.allclose(alone.log_excess, together.log_excess[:, 0])
+
+
+def test_a_joint_path_may_lie_inside_as_well():
+    """v tanh(W) = log(2) is best for labels 1, 1 and -1: a grid of both balls finds no better."""
+    problem = contradictory()
+    path = mh.joint_regularization_path(problem, 2, [0.5, 40.0], [0.5, 40.0], starts=4)
+    assert path.v is not None
+    axis = torch.linspace(-1, 1, 401, dtype=torch.float64)
+    W, v = torch.cartesian_prod(axis, axis).unbind(-1)
+    data = (problem.X, problem.z, problem.y)
+    many = [x.expand(len(W), *x.shape) for x in data]
+    for radius, value, at in zip((0.5, 40.0), path.log_excess, path.v, strict=True):
+        grid = mh.AttentionProblem(*many, radius * v.unsqueeze(-1))
+        assert float(value) <= float(grid.loss(radius * W.reshape(-1, 1, 1)).min().log()) + 1e-9
+        assert float(at.abs()) <= radius
+    assert path.active[0] and not (path.active[1] and path.v[1].abs() > 39.9)
+    assert float(path.v[1] * path.W[1].tanh()) == pytest.approx(math.log(2), abs=1e-4)
+
+
 # -- lp-JointRP ---------------------------------------------------------------------------------
 
 

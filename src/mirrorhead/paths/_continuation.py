@@ -1,4 +1,9 @@
-"""Minima over spheres of growing radius, from several starts that are carried along."""
+"""Minima over p-balls of growing radius, from several starts that are carried along.
+
+Two searches share the work. `follow` looks on the spheres: the minimum over a ball lies there
+whenever the best tokens can be selected. `search_inside` looks in the balls, and replaces the
+minimum of a sphere where it finds a lower value inside.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,9 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from mirrorhead.paths._lbfgs import Minimum, minimize
 from mirrorhead.potentials import lp_norm, signed_power
 from mirrorhead.problem import AttentionProblem
 
@@ -17,10 +24,83 @@ FINE, COARSE = 1e-7, 1e-3  # tolerance at the radii asked for, and at those in b
 GROWTH = 1.9  # the most by which the radius grows from one stage to the next
 WARM_UP = 2  # stages before the first radius, from where attention is still soft
 SAME = 1e-3  # starts whose values are that near have met
+INSIDE = 1 - 1e-4  # a point of at most this share of the radius is inside
+LOWER = 1e-9  # how much lower, relative to its size, a value inside must be to count
 
 # From directions (trials, starts, N), radii (trials, spheres) and a tolerance to directions of
 # norm 1 and values (trials, starts), lowest first.
 Search = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]
+# From points (k, N) and the instances (k,) they belong to, to values (k,) and gradients (k, N).
+Function = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Balls:
+    """A product of p-balls: points (..., N) whose parts, of the given sizes, have bounded norms.
+
+    A radius is (..., balls), one for each part.
+    """
+
+    p: float
+    sizes: tuple[int, ...]
+
+    def norms(self, points: Tensor) -> Tensor:
+        """The norm of each part, (..., balls)."""
+        return torch.stack([lp_norm(x, self.p, -1) for x in points.split(self.sizes, -1)], -1)
+
+    def units(self, points: Tensor) -> Tensor:
+        """Every part divided by its norm."""
+        return torch.cat([on_sphere(x, self.p)[0] for x in points.split(self.sizes, -1)], -1)
+
+    def scale(self, units: Tensor, radius: Tensor) -> Tensor:
+        """Every part times its radius."""
+        parts = zip(units.split(self.sizes, -1), radius.split(1, -1), strict=True)
+        return torch.cat([r * x for x, r in parts], -1)
+
+    def minima_on_spheres(
+        self, function: Function, directions: Tensor, radius: Tensor, tol: float
+    ) -> tuple[Tensor, Tensor]:
+        """Local minima on the spheres as directions (trials, starts, N), and their values."""
+        found = self._minimize(function, self.units(directions), radius, tol, slack=0)
+        return self.units(found.x).reshape(directions.shape), found.value
+
+    def minima_inside(
+        self, function: Function, points: Tensor, radius: Tensor, tol: float
+    ) -> tuple[Tensor, Tensor]:
+        """Local minima in the balls (trials, starts, N), from points inside, and their values.
+
+        A ball of radius R is the shadow of a sphere with one coordinate s more,
+        ||W||_p^p + |s|^p = R^p: the search runs there, without a constraint.
+        """
+        lifted = []
+        for x, r in zip(points.split(self.sizes, -1), radius.split(1, -1), strict=True):
+            x = x / r.unsqueeze(1)
+            room = 1 - lp_norm(x, self.p, -1, keepdim=True) ** self.p
+            lifted += [x, room.clamp_min(0) ** (1 / self.p)]
+        found = self._minimize(function, torch.cat(lifted, -1), radius, tol, slack=1)
+        parts = found.x.split([size + 1 for size in self.sizes], -1)
+        units = torch.cat([on_sphere(x, self.p)[0][:, :-1] for x in parts], -1)
+        return self.scale(units.reshape(points.shape), radius.unsqueeze(1)), found.value
+
+    def _minimize(
+        self, function: Function, x: Tensor, radius: Tensor, tol: float, slack: int
+    ) -> Minimum:
+        """Minimise over x (trials, starts, ...), whose parts have `slack` coordinates more."""
+        trials, starts, _ = x.shape
+        R = radius.repeat_interleave(starts, 0)
+        sizes = [size + slack for size in self.sizes]
+
+        def objective(x: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+            maps = [on_sphere(part, self.p) for part in x.split(sizes, -1)]
+            parts = zip(maps, self.sizes, strict=True)
+            units = torch.cat([unit[:, :size] for (unit, _), size in parts], -1)
+            value, gradient = function(self.scale(units, R[which]), which)
+            slopes = self.scale(gradient, R[which]).split(self.sizes, -1)
+            pulled = zip(maps, slopes, strict=True)
+            return value, torch.cat([back(pad(g, (0, slack))) for (_, back), g in pulled], -1)
+
+        found = minimize(objective, x.flatten(0, 1), tol)
+        return found._replace(value=found.value.reshape(trials, starts))
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +154,45 @@ def follow(search: Search, draw: Directions, starts: int, radii: Tensor, soft: T
     )
 
 
+def search_inside(
+    ends: Ends, function_of: Callable[[int], Function], balls: Balls,
+    directions: Tensor, radii: Tensor, soft: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The best points (radii, trials, N) of the balls, and all values (radii, starts, trials).
+
+    Takes the minima of the spheres from `ends`, and replaces them where a point inside is lower.
+    The search starts along `directions` (trials, starts, N) at half the radius `soft`. The balls
+    grow by at most GROWTH from stage to stage, so a minimum inside is met before attention
+    saturates around it, while there is still a slope that leads to it. `function_of(count)` is
+    the function for `count` instances of each trial.
+    """
+    points, values = balls.scale(ends.points, ends.reach), ends.all_values.clone()
+    function, trials = function_of(directions.shape[1]), torch.arange(len(directions))
+    radius = torch.minimum(soft, radii[0])
+    found = balls.scale(balls.units(directions), radius.unsqueeze(1) / 2)
+    found, heights = balls.minima_inside(function, found, radius, COARSE)
+    for k, wanted in enumerate(radii):
+        for larger in (*_between(radius, wanted), wanted):
+            found, heights = balls.minima_inside(function, found, larger, COARSE)
+        radius = wanted
+        inside = (balls.norms(found) < INSIDE * wanted.unsqueeze(1)).any(-1)
+        if not bool(inside.any()):
+            continue
+        best = heights.where(inside, torch.inf).argmin(1)
+        start = found[trials, best, None]
+        point, value = balls.minima_inside(function_of(1), start, wanted, FINE)
+        point, value, lowest = point[:, 0], value[:, 0], values[k, 0]
+        inside = (balls.norms(point) < INSIDE * wanted).any(-1)
+        lower = inside & (value < lowest - LOWER * (1 + lowest.abs()))
+        points[k] = torch.where(lower.unsqueeze(-1), point, points[k])
+        values[k, 0] = torch.where(lower, value, lowest)
+    for k in range(1, len(radii)):  # no radius is worse than a smaller one
+        lower = values[k - 1, 0] < values[k, 0]
+        points[k] = torch.where(lower.unsqueeze(-1), points[k - 1], points[k])
+        values[k, 0] = torch.where(lower, values[k - 1, 0], values[k, 0])
+    return points, values
+
+
 def stages(radii: Tensor, soft: Tensor) -> Iterator[tuple[Tensor, bool]]:
     """All radii to visit, (trials, spheres) each, and whether they were asked for."""
     start = torch.minimum(soft, radii[0])
@@ -81,10 +200,15 @@ def stages(radii: Tensor, soft: Tensor) -> Iterator[tuple[Tensor, bool]]:
         yield start * (radii[0] / start) ** (j / WARM_UP), False
     yield radii[0], True
     for low, high in pairwise(radii):
-        steps = math.ceil(math.log(float((high / low).max())) / math.log(GROWTH) - 1e-6)
-        for j in range(1, steps):
-            yield low * (high / low) ** (j / steps), False
+        yield from ((radius, False) for radius in _between(low, high))
         yield high, True
+
+
+def _between(low: Tensor, high: Tensor) -> Iterator[Tensor]:
+    """Radii strictly between two, each at most GROWTH times the one before."""
+    steps = math.ceil(math.log(float((high / low).max())) / math.log(GROWTH) - 1e-6)
+    for j in range(1, steps):
+        yield low * (high / low) ** (j / steps)
 
 
 class Directions:

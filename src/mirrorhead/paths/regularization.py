@@ -3,17 +3,19 @@ r"""Regularization paths: the best weights of each norm, as the norm grows (Theo
     lp-AttRP:    W(R)         = argmin L(W)      subject to  ||W||_p <= R
     lp-JointRP:  (v(r), W(R)) = argmin L(v, W)   subject to  ||W||_p <= R,  ||v||_p <= r
 
-What is minimised is log(L - L*) (see `_excess_loss.py`), over M with W = R M / ||M||_p, by L-BFGS.
+L-BFGS minimises log(L - L*) (see `_excess_loss.py`) over M with W = R M / ||M||_p, that is on the
+sphere. Where no W selects the best tokens of all samples the minimum can lie inside the ball, so
+a second search looks there (`_continuation.py`).
 
 There are many local minima: nearly every set of tokens has one. At small radii they merge,
-and at large ones a cold start stays on the plateau where it was put. So several starts are
-carried from radius to radius, over inner radii too, and those that have met are drawn anew.
+and at large ones a cold start stays on the plateau where it began. So several starts are
+carried from radius to radius, over inner radii too. Of those that have met, all but one are
+replaced by random directions.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,16 +24,18 @@ from torch import Tensor
 from mirrorhead.margin import MarginSolution
 from mirrorhead.paths._continuation import (
     COARSE,
+    INSIDE,
     SAME,
+    Balls,
     Directions,
+    Function,
     check_problem,
     check_radii,
     follow,
     lowest_first,
-    on_sphere,
+    search_inside,
 )
 from mirrorhead.paths._excess_loss import Excess, log_loss
-from mirrorhead.paths._lbfgs import minimize
 from mirrorhead.paths.descent import direction_divergence
 from mirrorhead.potentials import PNorm, check_p, dual_exponent, lp_norm
 from mirrorhead.problem import AttentionProblem
@@ -46,7 +50,8 @@ class RegularizationPath:
     p, radii: the norm, and the radii, (radii, ...).
     W: (radii, ..., d, d).
     log_excess: log(L(W) - L*), (radii, ...); for a joint path log L(v, W).
-    norms: ||W||_p, (radii, ...): the radius, or less where more norm did not help.
+    norms: ||W||_p, (radii, ...): the radius, or less where the minimum lies inside the ball;
+        `active` says which.
     tokens: the token with the most attention, (radii, ..., n).
     all_log_excess: where each start ended, (radii, starts, ...), lowest first.
     v, head_radii: the same for the head, (radii, ..., d) and (radii,); None unless joint.
@@ -61,6 +66,15 @@ class RegularizationPath:
     all_log_excess: Tensor
     v: Tensor | None = None
     head_radii: Tensor | None = None
+
+    @property
+    def active(self) -> Tensor:
+        """Whether the constraint ||W||_p <= R is active, (radii, ...): W lies on the sphere.
+
+        False where the minimum lies inside the ball. Theorem 1 does not cover that case: it
+        assumes that some W selects the best tokens of all samples, and then more norm helps.
+        """
+        return self.norms >= INSIDE * self.radii
 
     @property
     def spread(self) -> Tensor:
@@ -104,18 +118,22 @@ def regularization_path(
     Theorem 1: W(R)/R tends to the direction of the lp-AttSVM solution of the tokens with the
     highest scores. That solution is not used: no start comes from `attention_svm`.
 
-    The starts are, at the first stage, the negative gradient at W = 0 and random directions;
-    later, the ends of the stage before. Where several have met, one stays and the others are
-    drawn anew. At every stage one more start is the minimiser of the excess's leading term, a
-    convex function that does not stick to wrong tokens (`Excess.leading_term`). The best end
-    is the path. A last sweep goes from the largest radius back to the smallest, since an optimum
-    met late may have been the better one before.
+    The search on the sphere starts from the negative gradient at W = 0 and random directions,
+    and at later stages from the ends of the stage before. Where several have met, one stays and
+    random directions replace the others. Every stage has one more start: the minimiser of the
+    leading term of the excess, a convex function that does not stick to wrong tokens
+    (`Excess.leading_term`). A last sweep runs from the largest radius back to the smallest, since
+    an optimum found late may be the better one at smaller radii too.
+
+    A second search looks inside the ball, from small weights on, and its result counts where it
+    is lower: `norms` is then less than the radius, and `active` is False. That happens when no
+    W selects the best tokens of all samples.
 
     Args:
         problem: with one head and labels +1 and -1.
         p: the norm, greater than 1.
         radii: increasing, (radii,), or (radii, ...) where each trial has its own.
-        starts: how many searches run side by side.
+        starts: the number of searches.
         seed: of the random directions, which are the same for all trials.
 
     The result is the best of local minima, not a proven global one: look at `spread`.
@@ -135,31 +153,36 @@ def regularization_path(
     if bool((Excess(flat, scores).log_gap == -torch.inf).flatten(1).all(-1).any()):
         raise ValueError("problem has tokens of equal scores only: L does not depend on W")
     d = flat.X.shape[-1]
+    balls = Balls(p, (d * d,))
+
+    def excess_of(count: int) -> Function:
+        return _of_vectors(Excess(flat, scores.repeat_interleave(count, 0)), d)
 
     def search(points: Tensor, radius: Tensor, tol: float) -> tuple[Tensor, Tensor]:
         kept = points.shape[1]
-        guide, _ = weight_minima(
-            Excess(flat, scores).leading_term, points[:, :1], radius, p, COARSE
-        )
+        leading_term = _of_vectors(Excess(flat, scores).leading_term, d)
+        guide, _ = balls.minima_on_spheres(leading_term, points[:, :1], radius, COARSE)
         points = torch.cat([points, guide], 1)
-        excess = Excess(flat, scores.repeat_interleave(kept + 1, 0))
-        points, values = lowest_first(*weight_minima(excess, points, radius, p, tol))
+        found = balls.minima_on_spheres(excess_of(kept + 1), points, radius, tol)
+        points, values = lowest_first(*found)
         return points[:, :kept], values[:, :kept]
 
     gradient = flat.gradient(flat.X.new_zeros(len(flat.X), d, d))
     downhill = -PNorm(p).inverse(gradient.normalized(dual_exponent(p)).flatten(1))
-    draw = Directions(d * d, downhill, seed)
     each = radii.reshape(len(radii), -1, 1)  # (radii, trials, 1)
-    ends = follow(search, draw, starts, each, soft_radius(flat, p).unsqueeze(-1))
-    W = (ends.reach * ends.points).reshape(len(radii), *problem.weight_shape)
+    soft = soft_radius(flat, p).unsqueeze(-1)
+    ends = follow(search, Directions(d * d, downhill, seed), starts, each, soft)
+    first = Directions(d * d, downhill, seed)(starts)
+    W, values = search_inside(ends, excess_of, balls, first, each, soft)
+    W = W.reshape(len(radii), *problem.weight_shape)
     return RegularizationPath(
         p=p,
         radii=radii,
         W=W,
-        log_excess=ends.values.reshape(radii.shape),
+        log_excess=values[:, 0].reshape(radii.shape),
         norms=lp_norm(W, p, (-2, -1)),
         tokens=torch.stack([problem.select(w) for w in W]),
-        all_log_excess=ends.all_values.reshape(len(radii), starts, *problem.trials),
+        all_log_excess=values.reshape(len(radii), starts, *problem.trials),
     )
 
 
@@ -176,10 +199,12 @@ def joint_regularization_path(
     Theorem 5: v(r)/r and W(R)/R tend to the lp-SVM and lp-AttSVM solutions of tokens for
     which Assumption B holds (`assumption_b`), those of the largest label margin.
 
-    As `regularization_path`, with log L in place of log(L - L*), all starts at random, and
-    problem.v not used. Once attention is nearly one-hot, log L no longer shows how W changes.
-    So after a search in (v, W) together, v given W and W given v take turns, the latter by
-    log(L - L*(v)), which has the same minimiser in W and does not cancel.
+    The search is that of `regularization_path` with log L in place of log(L - L*) and random
+    starts only; problem.v is not used. Once attention is nearly one-hot, log L no longer shows
+    how W changes. So a search in (v, W) together is followed by searches in v given W and in W
+    given v in turn. The latter minimise log(L - L*(v)), which has the same minimiser in W and
+    does not cancel. Both balls are searched inside as well: either part can have less norm than
+    its radius.
 
     Args:
         problem: with one head, labels +1 and -1 and the logistic loss.
@@ -197,25 +222,37 @@ def joint_regularization_path(
     if len(radii) != len(head_radii):
         raise ValueError(f"head_radii must be {len(radii)} like radii, got {len(head_radii)}")
     d = flat.X.shape[-1]
-    draw = Directions(d * d + d, flat.X.new_zeros(len(flat.X), d * d + d), seed)
+    balls = Balls(p, (d * d, d))
     both = torch.stack([radii, head_radii], -1).reshape(len(radii), -1, 2)  # (radii, trials, 2)
     soft = torch.stack([soft_radius(flat, p), _soft_head_radius(flat, p)], -1)
 
-    def search(points: Tensor, radius: Tensor, tol: float) -> tuple[Tensor, Tensor]:
-        return _joint_minima(flat, points, radius, p, tol)
+    def log_loss_of(count: int) -> Function:
+        def function(x: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+            W, v = x.split(balls.sizes, -1)
+            value, to_W, to_v = log_loss(flat, W.unflatten(-1, (d, d)), v, which // count)
+            return value, torch.cat([to_W.flatten(1), to_v], -1)
 
-    ends = follow(search, draw, starts, both, soft)
-    W, v = ends.points.split([d * d, d], -1)
-    W = (ends.reach[..., :1] * W).reshape(len(radii), *problem.weight_shape)
+        return function
+
+    def search(points: Tensor, radius: Tensor, tol: float) -> tuple[Tensor, Tensor]:
+        function = log_loss_of(points.shape[1])
+        return _joint_minima(flat, function, balls, points, radius, tol)
+
+    anywhere = flat.X.new_zeros(len(flat.X), d * d + d)
+    ends = follow(search, Directions(d * d + d, anywhere, seed), starts, both, soft)
+    first = Directions(d * d + d, anywhere, seed)(starts)
+    points, values = search_inside(ends, log_loss_of, balls, first, both, soft)
+    W, v = points.split(balls.sizes, -1)
+    W = W.reshape(len(radii), *problem.weight_shape)
     return RegularizationPath(
         p=p,
         radii=radii,
         W=W,
-        log_excess=ends.values.reshape(radii.shape),
+        log_excess=values[:, 0].reshape(radii.shape),
         norms=lp_norm(W, p, (-2, -1)),
         tokens=torch.stack([problem.select(w) for w in W]),
-        all_log_excess=ends.all_values.reshape(len(radii), starts, *problem.trials),
-        v=(ends.reach[..., 1:] * v).reshape(len(radii), *problem.v.shape),
+        all_log_excess=values.reshape(len(radii), starts, *problem.trials),
+        v=v.reshape(len(radii), *problem.v.shape),
         head_radii=head_radii,
     )
 
@@ -227,68 +264,49 @@ def soft_radius(flat: AttentionProblem, p: float) -> Tensor:
     return 1 / largest.where(largest > 0, 1.0)
 
 
-def weight_minima(
-    function: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
-    points: Tensor,
-    radius: Tensor,
-    p: float,
-    tol: float,
-) -> tuple[Tensor, Tensor]:
-    """Local minima of function(W, which) over ||W||_p = radius, (trials, 1), as a `Search`."""
-    trials, starts, size = points.shape
-    d = math.isqrt(size)
-    R = radius.repeat_interleave(starts, 0)
-
-    def objective(M: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
-        unit, pull_back = on_sphere(M, p)
-        value, gradient = function((R[which] * unit).unflatten(-1, (d, d)), which)
-        return value, pull_back(R[which] * gradient.flatten(1))
-
-    found = minimize(objective, on_sphere(points.flatten(0, 1), p)[0], tol)
-    ends = on_sphere(found.x, p)[0].reshape(points.shape)
-    return ends, found.value.reshape(trials, starts)
-
-
-def _joint_minima(
-    flat: AttentionProblem, points: Tensor, radius: Tensor, p: float, tol: float
-) -> tuple[Tensor, Tensor]:
-    """Local minima of log L(v, W) on both spheres; points hold W, then v."""
-    trials, starts, _ = points.shape
-    d = flat.X.shape[-1]
-    R, r = (x.repeat_interleave(starts).unsqueeze(-1) for x in radius.unbind(-1))
-
-    def together(x: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
-        (W, pull_W), (v, pull_v) = (on_sphere(part, p) for part in x.split([d * d, d], -1))
-        at = (R[which] * W).unflatten(-1, (d, d)), r[which] * v
-        value, to_W, to_v = log_loss(flat, *at, which // starts)
-        parts = pull_W(R[which] * to_W.flatten(1)), pull_v(r[which] * to_v)
-        return value, torch.cat(parts, -1)
-
-    def head_given_weights(N: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
-        value, gradient = together(torch.cat([W[which], N], -1), which)
-        return value, gradient[:, d * d :]
-
-    x = minimize(together, _units(points.flatten(0, 1), d, p), tol).x
-    W, v = _units(x, d, p).split([d * d, d], -1)
-    for _ in range(ROUNDS):
-        found = minimize(head_given_weights, v, tol)
-        v = on_sphere(found.x, p)[0]
-        heads = (r * v).reshape(trials, starts, 1, d, 1)
-        scores = flat.y[:, None, :, None] * (flat.X.unsqueeze(1) @ heads).squeeze(-1)
-        excess = Excess(flat, scores.flatten(0, 1))
-        W = weight_minima(excess, W.reshape(trials, starts, -1), radius[:, :1], p, tol)[0]
-        W = W.flatten(0, 1)
-    x = torch.cat([W, v], -1)
-    value, _ = together(x, torch.arange(len(x), device=x.device))
-    return lowest_first(x.reshape(points.shape), value.reshape(trials, starts))
-
-
-def _units(x: Tensor, d: int, p: float) -> Tensor:
-    """Both parts of x at norm 1."""
-    return torch.cat([on_sphere(part, p)[0] for part in x.split([d * d, d], -1)], -1)
-
-
 def _soft_head_radius(flat: AttentionProblem, p: float) -> Tensor:
     """The head radius, (trials,), at which no score exceeds 1."""
     largest = lp_norm(flat.X, dual_exponent(p), -1).amax((-2, -1))
     return 1 / largest.where(largest > 0, 1.0)
+
+
+def _of_vectors(function: Function, d: int) -> Function:
+    """A function of matrices W (k, d, d) as one of vectors (k, d d)."""
+
+    def flattened(x: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+        value, gradient = function(x.unflatten(-1, (d, d)), which)
+        return value, gradient.flatten(1)
+
+    return flattened
+
+
+def _joint_minima(
+    flat: AttentionProblem,
+    function: Function,
+    balls: Balls,
+    points: Tensor,
+    radius: Tensor,
+    tol: float,
+) -> tuple[Tensor, Tensor]:
+    """Local minima of log L(v, W) on both spheres; points hold W, then v."""
+    trials, starts, _ = points.shape
+    d = flat.X.shape[-1]
+    R = radius.repeat_interleave(starts, 0)
+    weights, heads = Balls(balls.p, (d * d,)), Balls(balls.p, (d,))
+    W, v = balls.minima_on_spheres(function, points, radius, tol)[0].split(balls.sizes, -1)
+
+    def of_head(v: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+        at = R[which, :1] * W.flatten(0, 1)[which]
+        value, gradient = function(torch.cat([at, v], -1), which)
+        return value, gradient[:, d * d :]
+
+    for _ in range(ROUNDS):
+        v, _ = heads.minima_on_spheres(of_head, v, radius[:, 1:], tol)
+        head = (radius[:, None, 1:] * v).unsqueeze(-2).unsqueeze(-1)  # (trials, starts, 1, d, 1)
+        scores = flat.y[:, None, :, None] * (flat.X.unsqueeze(1) @ head).squeeze(-1)
+        excess = _of_vectors(Excess(flat, scores.flatten(0, 1)), d)
+        W, _ = weights.minima_on_spheres(excess, W, radius[:, :1], tol)
+    points = torch.cat([W, v], -1)
+    at = balls.scale(points, radius.unsqueeze(1)).flatten(0, 1)
+    value, _ = function(at, torch.arange(len(at), device=at.device))
+    return lowest_first(points, value.reshape(trials, starts))
