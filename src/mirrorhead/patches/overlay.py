@@ -30,15 +30,14 @@ def span(start: int, piece: Tensor, index: Tensor) -> tuple[int, int]:
 
 
 def digests(
-    checkpoint: Checkpoint, name: str, index: Tensor | None, values: Tensor | None
+    checkpoint: Checkpoint, name: str, index: Tensor | None, values: Tensor
 ) -> tuple[str, str]:
-    """SHA-256 of a tensor as it is, and with the values in it (the same if there are none)."""
+    """SHA-256 of a tensor as it is, and with the values in it."""
     plain, changed = hashlib.sha256(), hashlib.sha256()
     for start, piece in checkpoint.pieces(name):
         plain.update(raw(piece))
-        if values is not None:
-            changed.update(raw(overlaid(start, piece, index, values)))
-    return plain.hexdigest(), (changed if values is not None else plain).hexdigest()
+        changed.update(raw(overlaid(start, piece, index, values)))
+    return plain.hexdigest(), changed.hexdigest()
 
 
 def check_applicable(

@@ -21,6 +21,7 @@ from mirrorhead.patches.checkpoints import (
     PatchError,
     Source,
     check_room,
+    digest,
     open_checkpoint,
 )
 from mirrorhead.patches.file_format import TensorPatch, decode, encode
@@ -192,20 +193,17 @@ class Patch:
 
     def verify(self, target: Source, *, progress: Progress | None = None) -> None:
         """Check that a target is this patch's base with the patch applied, to the bit."""
-        source = open_checkpoint(target, "target")
-        report = _Reading(progress, self._bytes_of(source))
-        for name, patch in self.tensors.items():
-            if patch.result is None:
-                raise PatchError(
-                    f"the patch does not know the hash of its result for {name!r}: it was merged"
-                    " without a base"
-                )
-            if name not in source.infos:
-                raise PatchError(f"{source.label} has no tensor {name!r}")
-            if digests(source, name, patch.index, None)[0] != patch.result:
-                raise PatchError(f"{source.label}: tensor {name!r} is not the patched one")
-            report.add(source.infos[name].bytes)
-        report.finish()
+        results = {name: patch.result for name, patch in self.tensors.items()}
+        if None in results.values():
+            raise PatchError(
+                "the patch does not know the hashes of its result: it was merged without a base"
+            )
+        self._verify(target, results, "the patched one", progress)
+
+    def verify_base(self, target: Source, *, progress: Progress | None = None) -> None:
+        """Check that the tensors that the patch touches are the base's, to the bit."""
+        bases = {name: patch.base for name, patch in self.tensors.items() if not patch.added}
+        self._verify(target, bases, "the base's", progress)
 
     @classmethod
     def merge(
@@ -333,6 +331,23 @@ class Patch:
             raise TypeError(f"a {type(target).__name__} cannot be changed in place")
         return source
 
+    def _verify(
+        self,
+        target: Source,
+        hashes: Mapping[str, str | None],
+        what: str,
+        progress: Progress | None,
+    ) -> None:
+        source = open_checkpoint(target, "target")
+        report = _Reading(progress, self._bytes_of(source))
+        for name, wanted in hashes.items():
+            if name not in source.infos:
+                raise PatchError(f"{source.label} has no tensor {name!r}")
+            if digest(source, name) != wanted:
+                raise PatchError(f"{source.label}: tensor {name!r} is not {what}")
+            report.add(source.infos[name].bytes)
+        report.finish()
+
     def _write(
         self,
         target: Any,
@@ -407,7 +422,7 @@ class Patch:
         for name, patch in self.tensors.items():
             if patch.added:
                 memory = MemoryCheckpoint({name: patch.values}, "patch")
-                tensors[name] = replace(patch, result=digests(memory, name, None, None)[0])
+                tensors[name] = replace(patch, result=digest(memory, name))
             else:
                 old, new = digests(base, name, patch.index, patch.values)
                 tensors[name] = replace(patch, base=old, result=new)

@@ -14,6 +14,7 @@ from mirrorhead._version import __version__
 from mirrorhead.lab.cli.attention import Attention
 from mirrorhead.lab.cli.collect import Collect
 from mirrorhead.lab.cli.evaluate import Evaluate
+from mirrorhead.lab.cli.patch import Patch
 from mirrorhead.lab.cli.report import Report
 from mirrorhead.lab.cli.reproduce import Reproduce
 from mirrorhead.lab.cli.sweep import Sweep
@@ -28,6 +29,7 @@ COMMANDS = {
     "collect": Collect,
     "attention": Attention,
     "report": Report,
+    "patch": Patch,
 }
 
 

@@ -1,0 +1,275 @@
+"""`mirrorhead patch`: make, apply, revert, inspect and merge patches of checkpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro.conf import FlagCreatePairsOff, OmitSubcommandPrefixes, Positional, arg, subcommand
+
+from mirrorhead.lab.runtime.errors import UserError
+
+if TYPE_CHECKING:
+    import mirrorhead as mh
+
+_Out = Annotated[Path, arg(aliases=["-o"], metavar="PATH")]
+_Flag = Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")]
+
+
+@dataclass(frozen=True)
+class Make:
+    """Write the largest changes between two checkpoints as a patch."""
+
+    base: Positional[Path]
+    """The checkpoint before fine-tuning: a safetensors file or a Hugging Face folder."""
+    tuned: Positional[Path]
+    """The same after fine-tuning."""
+    out: _Out
+    """The patch to write; by custom, its name ends with .safetensors."""
+    keep: Annotated[float | None, arg(metavar="SHARE", help_behavior_hint="")] = None
+    """Share of the weights to change, such as 0.001."""
+    count: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
+    """Number of weights to change."""
+    max_bytes: Annotated[str | None, arg(metavar="SIZE", help_behavior_hint="")] = None
+    """Largest size of the patch, such as "2 MB"."""
+    tolerance: Annotated[float | None, arg(metavar="CHANGE", help_behavior_hint="")] = None
+    """Change every weight that moved by more than this."""
+    whole: tuple[str, ...] = ()
+    """Patterns of tensors to store whole, such as "classifier.*" "*.bias"; they may be new."""
+    no_originals: _Flag = False
+    """Leave out the base's values: the patch is smaller, and `revert` is not possible."""
+    json: _Flag = False
+    """Print a JSON object."""
+
+    def run(self) -> int:
+        import mirrorhead as mh
+
+        with _errors(), _bar("comparing") as progress:
+            if self.out.exists():
+                raise UserError(f"--out {self.out} exists; give the path of a new file")
+            patch = mh.Patch.between(
+                self.base,
+                self.tuned,
+                keep=self.keep,
+                count=self.count,
+                max_bytes=self.max_bytes,
+                tolerance=self.tolerance,
+                whole=self.whole,
+                progress=progress,
+            )
+            patch.save(self.out, originals=not self.no_originals)
+        if self.json:
+            _print_json(_summary(patch, self.out))
+        else:
+            print(patch)
+            print(f"patch: {self.out}")
+        return 0
+
+
+@dataclass(frozen=True)
+class Apply:
+    """Write a copy of the base with the patch in it."""
+
+    base: Positional[Path]
+    """The checkpoint that the patch was made for."""
+    patch: Positional[Path]
+    """The patch."""
+    out: _Out
+    """The file or folder to write."""
+    verify: _Flag = False
+    """Read the copy again and compare it with the hashes of the model the patch was made from."""
+    json: _Flag = False
+    """Print a JSON object."""
+
+    def run(self) -> int:
+        import mirrorhead as mh
+
+        with _errors():
+            patch = mh.Patch.load(self.patch)
+            with _bar("applying") as progress:
+                patch.apply(self.base, self.out, progress=progress)
+            if self.verify:
+                with _bar("verifying") as progress:
+                    patch.verify(self.out, progress=progress)
+        _report(self.out, "patched", self.verify, self.json)
+        return 0
+
+
+@dataclass(frozen=True)
+class Revert:
+    """Write the base again from a patched copy, to the bit."""
+
+    patched: Positional[Path]
+    """A copy that `apply` has written."""
+    patch: Positional[Path]
+    """The patch."""
+    out: _Out
+    """The file or folder to write."""
+    verify: _Flag = False
+    """Read what was written and compare it with the hashes of the base."""
+    json: _Flag = False
+    """Print a JSON object."""
+
+    def run(self) -> int:
+        import mirrorhead as mh
+
+        with _errors():
+            patch = mh.Patch.load(self.patch)
+            with _bar("reverting") as progress:
+                patch.revert(self.patched, self.out, progress=progress)
+            if self.verify:
+                with _bar("verifying") as progress:
+                    patch.verify_base(self.out, progress=progress)
+        _report(self.out, "base", self.verify, self.json)
+        return 0
+
+
+@dataclass(frozen=True)
+class Info:
+    """Show a patch: sizes, layers, largest changes."""
+
+    patch: Positional[Path]
+    """The patch."""
+    largest: int = 10
+    """Number of largest changes to show."""
+    json: _Flag = False
+    """Print a JSON object."""
+
+    def run(self) -> int:
+        import mirrorhead as mh
+
+        if self.largest < 0:
+            raise UserError(f"--largest must be at least 0, got {self.largest}")
+        with _errors():
+            patch = mh.Patch.load(self.patch)
+        if self.json:
+            _print_json(_summary(patch, self.patch, self.largest))
+            return 0
+        print(patch)
+        for name, place, before, after in patch.largest(self.largest):
+            where = f"{name}[{', '.join(map(str, place))}]"
+            print(f"  {where}: {before:.6g} -> {after:.6g}")
+        return 0
+
+
+@dataclass(frozen=True)
+class Merge:
+    """Write one patch that does what several patches of one base do."""
+
+    patches: Positional[tuple[Path, ...]]
+    """Two or more patches."""
+    out: _Out
+    """The patch to write."""
+    method: Literal["sum", "mean", "ties"] = "sum"
+    """Add the changes, take their mean, or let them elect a sign as TIES does."""
+    base: Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="")] = None
+    """The base; with it, the merged patch knows the hashes that --verify compares with."""
+    without: tuple[str, ...] = ()
+    """Patterns of tensors to leave out, such as "head.*"."""
+    json: _Flag = False
+    """Print a JSON object."""
+
+    def run(self) -> int:
+        import mirrorhead as mh
+
+        if len(self.patches) < 2:
+            raise UserError(f"give at least two patches, got {len(self.patches)}")
+        if self.out.exists():
+            raise UserError(f"--out {self.out} exists; give the path of a new file")
+        with _errors():
+            parts = [mh.Patch.load(path).without(*self.without) for path in self.patches]
+            merged = mh.Patch.merge(parts, self.method, base=self.base)
+            merged.save(self.out)
+        if self.json:
+            _print_json(_summary(merged, self.out))
+        else:
+            print(merged)
+            print(f"patch: {self.out}")
+        return 0
+
+
+@dataclass(frozen=True)
+class Patch:
+    """Ship what fine-tuning changed: make, apply, revert, inspect and merge patches."""
+
+    action: OmitSubcommandPrefixes[
+        Annotated[Make, subcommand("make")]
+        | Annotated[Apply, subcommand("apply")]
+        | Annotated[Revert, subcommand("revert")]
+        | Annotated[Info, subcommand("info")]
+        | Annotated[Merge, subcommand("merge")]
+    ]
+
+    def run(self) -> int:
+        return self.action.run()
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """What a user can put right, as one line."""
+    try:
+        yield
+    except (ValueError, OSError) as error:  # PatchError is a ValueError
+        raise UserError(str(error)) from error
+
+
+@contextmanager
+def _bar(label: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar in bytes on the terminal, if there is one."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    console = Console(stderr=True)
+    with Progress(
+        *columns,
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _report(out: Path, what: str, verified: bool, as_json: bool) -> None:
+    if as_json:
+        _print_json({"out": str(out), "what": what, "verified": verified})
+    else:
+        print(f"{what}: {out}{' (verified to the bit)' if verified else ''}")
+
+
+def _summary(patch: mh.Patch, file: Path, largest: int = 10) -> dict[str, Any]:
+    return {
+        "file": str(file),
+        "bytes": file.stat().st_size,
+        "weights": patch.weights,
+        "changed": patch.count,
+        "density": patch.density(),
+        "tensors": {
+            name: {
+                "dtype": part.info.dtype,
+                "shape": list(part.info.shape),
+                "changed": len(part.values),
+                "whole": part.index is None,
+                "new": part.added,
+            }
+            for name, part in patch.tensors.items()
+        },
+        "layers": [
+            {"layer": layer, "changed": changed, "weights": size, "largest": moved}
+            for layer, changed, size, moved in patch.layers()
+        ],
+        "largest": [
+            {"tensor": name, "place": list(place), "before": before, "after": after}
+            for name, place, before, after in patch.largest(largest)
+        ],
+    }
+
+
+def _print_json(content: dict[str, Any]) -> None:
+    print(json.dumps(content, indent=1))
