@@ -190,3 +190,42 @@ def test_a_killed_run_resumes_to_the_same_bits(
     assert len(started(tmp_path / "log")) - before == 6 - done
     found = storage.stored(tmp_path / "out", TOY)
     assert same(found, run_here(tmp_path / "other", trials=22)[0].result)
+
+
+def alive(session: int) -> list[str]:
+    """The processes of a session that have not ended."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            name, _, rest = stat.read_text().rpartition(")")
+            state, _, _, its_session = rest.split()[:4]
+            if int(its_session) == session and state != "Z":
+                found.append(f"{name})")
+    return found
+
+
+@pytest.mark.slow
+def test_workers_end_when_their_parent_is_killed(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """kill -9 of the command alone: its workers, minutes from their results, end in seconds."""
+    command = [sys.executable, "-m", "mirrorhead", "reproduce", "--only", "toy_experiment"]
+    command += ["--trials", "22", "--jobs", "2", "--out", str(tmp_path / "out")]
+    process = subprocess.Popen(
+        command, env={**environment, "TOY_NAP": "300"}, start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    limit = time.monotonic() + 240
+    while len(started(tmp_path / "log")) < 2 and time.monotonic() < limit:
+        assert process.poll() is None
+        time.sleep(0.05)
+    assert len(alive(process.pid)) >= 3
+    process.kill()
+    process.wait()
+    limit = time.monotonic() + 30
+    while alive(process.pid) and time.monotonic() < limit:
+        time.sleep(0.1)
+    left = alive(process.pid)
+    if left:
+        os.killpg(process.pid, signal.SIGKILL)
+    assert not left

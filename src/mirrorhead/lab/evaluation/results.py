@@ -14,6 +14,7 @@ import torch
 
 from mirrorhead._files import write_json
 from mirrorhead.lab.evaluation.measures import Material, check_parts, measure
+from mirrorhead.lab.runtime.jobs import worker_processes
 from mirrorhead.lab.training.presets import load_sets, preset
 from mirrorhead.lab.training.runs import load_run
 from mirrorhead.lab.training.settings import OptimizerSettings
@@ -164,14 +165,14 @@ def _measures(
     folders: Sequence[Path], jobs: int, data: str | Path | None, partial: bool, show: bool
 ) -> Iterator[dict[str, Any]]:
     """Of each folder, in that order, with a progress bar."""
-    from joblib import Parallel, delayed
+    from joblib import delayed
     from rich.console import Console
     from rich.progress import track
 
     job = delayed(_measure_one)
     tasks = [job(folder, data, partial) for folder in folders]
     console = Console(stderr=True)
-    found: Any = Parallel(n_jobs=jobs, return_as="generator")(tasks)
+    found: Any = worker_processes(jobs, return_as="generator")(tasks)
     return iter(
         track(
             found,

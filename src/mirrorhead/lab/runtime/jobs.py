@@ -1,13 +1,14 @@
-"""Where tasks are worked on: on the cores of this machine, on a dask cluster, or under SLURM.
+"""Where tasks are computed: on the cores of this machine, on a dask cluster, or under SLURM.
 
 A backend is a function (work, tasks) -> iterator over (task, result or failure), in the order in
-which they end. An exception in one task stops no other. dask is driven directly and not through
-joblib, whose dask backend waits for ever when a task is given up (joblib 1.6: the callback is not
-called).
+which they end. An exception in one task does not stop the others. dask is called directly and not
+through joblib, whose dask backend waits for ever when dask gives up a task (joblib 1.6: the
+callback is not called).
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import threading
@@ -20,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Generic, TypeVar
+
+from mirrorhead.lab.runtime.errors import UserError
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -52,7 +55,7 @@ Outcome = tuple[Any, Any]  # a task, and its result or a Failure
 Backend = Callable[[Work[Any, Any], Sequence[Any]], Iterator[Outcome]]
 
 
-class BackendError(RuntimeError):
+class BackendError(UserError):
     """The backend cannot be used here, and why."""
 
 
@@ -69,17 +72,20 @@ def attempt(compute: Callable[[T], R], task: T) -> R | Failure:
 
 
 def local(jobs: int | None = None) -> Backend:
-    """Processes on this machine, one a core unless said, through joblib; jobs = 1: this one."""
+    """Processes on this machine through joblib, by default one per core; jobs = 1: this process.
+
+    However this process ends, kill -9 included, its workers end within seconds.
+    """
 
     def run(work: Work[Any, Any], tasks: Sequence[Any]) -> Iterator[Outcome]:
-        from joblib import Parallel, cpu_count, delayed
+        from joblib import cpu_count, delayed
         from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-        options: dict[str, Any] = {"return_as": "generator_unordered", "batch_size": 1}
-        parallel = Parallel(n_jobs=min(jobs or cpu_count(), len(tasks)), **options)
+        count = min(jobs or cpu_count(), len(tasks))
+        parallel = worker_processes(count, return_as="generator_unordered", batch_size=1)
         left = dict(enumerate(tasks))
         job = delayed(_numbered)
-        with _deaf_children():
+        with _children_ignore_interrupts():
             outcomes: Any = parallel(job(k, work.compute, task) for k, task in enumerate(tasks))
         try:
             for number, result in outcomes:
@@ -97,7 +103,7 @@ def local(jobs: int | None = None) -> Backend:
 
 
 def dask(address: str) -> Backend:
-    """Workers of the dask scheduler at that address; what a lost worker had is done again."""
+    """Workers of the dask scheduler at that address; the tasks of a lost worker run again."""
 
     def run(work: Work[Any, Any], tasks: Sequence[Any]) -> Iterator[Outcome]:
         try:
@@ -150,9 +156,32 @@ def slurm(out: Path, cluster: str = "slurm") -> Backend:
     return run
 
 
+def worker_processes(count: int, **options: Any) -> Any:
+    """Return joblib's `Parallel` with workers that end with this process, whatever ends it."""
+    from joblib import Parallel
+
+    return Parallel(n_jobs=count, initializer=_end_with_parent, initargs=(os.getpid(),), **options)
+
+
+def _end_with_parent(parent: int) -> None:
+    """Have this worker process end when its parent has ended, whatever ended it.
+
+    A worker whose parent was killed would finish its task and then wait minutes for another. A
+    thread looks instead of prctl(PR_SET_PDEATHSIG), which ends the worker when the *thread* that
+    started it ends, and exists on Linux alone.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
+
+
 @contextmanager
 def interrupts() -> Iterator[Callable[[], bool]]:
-    """Remember a Ctrl-C, which raises as ever, in case that someone on the way swallows it."""
+    """Remember a Ctrl-C, which raises as usual, in case a library swallows the exception."""
     if threading.current_thread() is not threading.main_thread():  # no signals come here
         yield lambda: False
         return
@@ -173,11 +202,11 @@ def interrupts() -> Iterator[Callable[[], bool]]:
 
 
 @contextmanager
-def _deaf_children() -> Iterator[None]:
-    """Processes started here never see Ctrl-C, which a terminal sends to them as well.
+def _children_ignore_interrupts() -> Iterator[None]:
+    """Start processes that ignore Ctrl-C, which a terminal sends to them as well.
 
-    They inherit that it is ignored; a mask alone would not do, as Python's own resource tracker
-    lifts it. Meanwhile it is held back from this process, which gets it at the end.
+    They inherit that it is ignored. A mask alone would not do: Python's own resource tracker
+    lifts it. Meanwhile the signal is held back from this process, which gets it at the end.
     """
     main = threading.current_thread() is threading.main_thread()
     if not main or not hasattr(signal, "pthread_sigmask"):
