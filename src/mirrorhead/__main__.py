@@ -16,6 +16,9 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
+    except KeyboardInterrupt:
+        print("mirrorhead: Interrupted.", file=sys.stderr)
+        return 130
     return run()
 
 

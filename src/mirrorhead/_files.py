@@ -1,10 +1,16 @@
-"""Files and folders that are either whole or not there."""
+"""Files and folders that are either whole or not there.
+
+Temporary files and folders are named `.mirrorhead-tmp-xxxxxxxx-<final name>`. Only names of this
+form are ever removed as leftovers, so that no file of a user can be taken for one of ours.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -12,10 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
+_PREFIX = ".mirrorhead-tmp-"
+_TEMPORARY = re.compile(re.escape(_PREFIX) + r"[a-z0-9_]{8}-(.+)")  # as `tempfile` makes them
 
 
 def write_atomically(path: Path, data: bytes, *, replace: bool = True) -> None:
@@ -23,56 +27,48 @@ def write_atomically(path: Path, data: bytes, *, replace: bool = True) -> None:
 
     With replace=False, an existing file is left as it is and FileExistsError raised.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o666 & ~_umask())  # mkstemp's files are for their owner alone
-        if replace:
-            os.replace(name, path)
-        else:
-            os.link(name, path)  # a rename would replace without a word
-        sync_folder(path.parent)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
+    with new_file(path, replace=replace) as file:
+        file.write(data)
 
 
 @contextmanager
-def new_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file to fill that gets its name when the block ends well, and is gone otherwise.
+def new_file(path: Path, *, replace: bool = False) -> Iterator[IO[bytes]]:
+    """Yield a file to fill; it gets its name when the block succeeds, and is removed otherwise.
 
     For content that is too large to be in memory at once; FileExistsError if the name is taken.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o666 & ~_umask())  # mkstemp's files are for their owner alone
-        os.link(name, path)  # a rename would replace an existing file without a word
-        sync_folder(path.parent)
-    finally:
-        os.unlink(name)
+    with _error_names(path):
+        _make_folder(path.parent)
+        handle, name = tempfile.mkstemp(f"-{path.name}", _PREFIX, path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(name, 0o666 & ~_umask())  # mkstemp's files are for their owner alone
+            if replace:
+                os.replace(name, path)
+            else:
+                os.link(name, path)  # a rename would replace an existing file
+            sync_folder(path.parent)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name)
 
 
 def write_json(path: Path, content: Any) -> None:
-    """The same for JSON; NaN and infinity are refused."""
+    """Write JSON in the same way; NaN and infinity are refused."""
     text = json.dumps(content, indent=1, sort_keys=True, allow_nan=False)
     write_atomically(path, (text + "\n").encode())
 
 
 @contextmanager
 def new_folder(path: Path, *, durable: bool = False) -> Iterator[Path]:
-    """A folder to fill, that gets its name when the block ends well, and is gone otherwise.
+    """Yield a folder to fill; it gets its name when the block succeeds, and is removed otherwise.
 
-    If another process made a folder of that name meanwhile, theirs stays and ours goes. With
-    `durable`, its files are on the disk before it has its name: no power cut leaves it hollow.
+    If another process has made a folder of that name meanwhile, theirs stays and ours is removed.
+    With `durable`, the files are on the disk before the folder has its name, so that a power cut
+    cannot leave empty files under it.
 
     >>> with tempfile.TemporaryDirectory() as here:
     ...     with new_folder(Path(here) / "results") as folder:
@@ -80,59 +76,61 @@ def new_folder(path: Path, *, durable: bool = False) -> Iterator[Path]:
     ...     (Path(here) / "results" / "a.txt").read_text()
     'whole'
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    try:
-        yield temporary
-        temporary.chmod(0o777 & ~_umask())  # mkdtemp's is for its owner alone
-        if durable:
-            _sync_files(temporary)
+    with _error_names(path):
+        _make_folder(path.parent)
+        temporary = Path(tempfile.mkdtemp(f"-{path.name}", _PREFIX, path.parent))
         try:
-            temporary.rename(path)
-        except OSError:
-            if not path.is_dir():
-                raise
-        sync_folder(path.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """A lock on a file, which is made; BlockingIOError if somebody has it. It dies with us.
-
-    Other machines that share the file system see it if that has locks: NFS does.
-    """
-    with path.open("w") as file:
-        if fcntl is not None:
+            yield temporary
+            temporary.chmod(0o777 & ~_umask())  # mkdtemp's folder is for its owner alone
+            if durable:
+                _sync_files(temporary)
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except (BlockingIOError, PermissionError):  # on NFS it may be either
-                raise BlockingIOError(f"{path} is locked by another process") from None
-            except OSError as error:
-                why = f"the file system cannot lock files ({error.strerror})"
-                raise OSError(error.errno, why, str(path)) from error
-        yield
+                temporary.rename(path)
+            except OSError:
+                if not path.is_dir():
+                    raise
+            sync_folder(path.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder so that nobody meets a part of it under its name."""
-    hidden = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    """Remove a folder so that no reader ever sees a part of it under its name."""
+    hidden = Path(tempfile.mkdtemp(f"-{path.name}", _PREFIX, path.parent))
     path.rename(hidden / path.name)
     shutil.rmtree(hidden, ignore_errors=True)
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove what a killed process left in `folder`: hidden names, as made in this module."""
-    for path in folder.glob(".*"):
-        if path.is_dir():
+def is_temporary(name: str) -> bool:
+    """Whether this module made a file or folder of this name, to be renamed or removed soon.
+
+    >>> is_temporary(".mirrorhead-tmp-1a_b2c3d-result.json"), is_temporary(".git")
+    (True, False)
+    """
+    return _TEMPORARY.fullmatch(name) is not None
+
+
+def remove_leftovers(folder: Path, final_name: str) -> None:
+    """Remove temporary files and folders that a killed process left in `folder`.
+
+    Call it only on a folder that belongs to this process: a temporary file there may otherwise be
+    one that another process is writing.
+
+    Args:
+        final_name: a pattern; only temporaries whose final name would match it are removed.
+    """
+    for path in folder.glob(f"{_PREFIX}*"):
+        match = _TEMPORARY.fullmatch(path.name)
+        if match is None or not re.fullmatch(final_name, match[1]):
+            continue
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names in a folder survive a power cut, where the system can."""
+    """Make the names in a folder survive a power cut, where the system can."""
     # The new name is on the disk only when the folder is; Windows cannot open one.
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)
@@ -140,6 +138,28 @@ def sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:  # it is a file
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from error
+
+
+@contextmanager
+def _error_names(path: Path) -> Iterator[None]:
+    """Make a system error name `path`: "no space left" has no name, others a temporary one."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or (error.filename and not _of_temporary(error.filename)):
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _of_temporary(filename: str | bytes | int) -> bool:
+    return isinstance(filename, str) and any(map(is_temporary, Path(filename).parts))
 
 
 def _umask() -> int:

@@ -89,7 +89,7 @@ def spoil_folder(root: Path) -> None:
         (spoil_rating, r"0_3\.txt: a rating of 3 does not fit the folder pos/"),
         (spoil_name, r"zero\.txt: the name should be ID_RATING\.txt"),
         (spoil_empty, r"3_2\.txt is empty"),
-        (spoil_bytes, r"3_2\.txt can not be read"),
+        (spoil_bytes, r"3_2\.txt cannot be read"),
         (spoil_folder, "neg is missing"),
     ],
 )
@@ -106,7 +106,7 @@ def test_a_set_that_is_not_whole_is_refused(tmp_path: Path) -> None:
     make_eraser(tmp_path)
     make_cifar10(tmp_path)
     for load in (load_imdb, load_cad, load_eraser, load_cifar10):
-        with pytest.raises(DataError, match="not whole"):
+        with pytest.raises(DataError, match="not complete"):
             load("train", tmp_path)
         with pytest.raises(ValueError, match="split must be one of"):
             load("validation", tmp_path)
@@ -134,7 +134,7 @@ def test_cad_reads_quotes_as_they_are_meant(tmp_path: Path) -> None:
         (["Negative\tdull\t1", "Positive\tgrand"], "line 3: expected 3 columns, got 2"),
         (["Negative\tdull\t1", "Positive\tgrand\t2"], "pair 1"),
         (["Negative\tdull\t1", "Negative\tgrand\t1"], "pair 1"),
-        (["Negative\tdull\t1"], "can not be pairs"),
+        (["Negative\tdull\t1"], "cannot be pairs"),
     ],
 )
 def test_bad_cad_is_refused(tmp_path: Path, rows: list[str], says: str) -> None:
@@ -234,7 +234,7 @@ def test_bad_cifar10_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="picture 1 has label 10"):
         load_cifar10("test", tmp_path, partial=True)
     (folder / "test_batch.bin").unlink()
-    with pytest.raises(DataError, match="can not be read"):
+    with pytest.raises(DataError, match="cannot be read"):
         load_cifar10("test", tmp_path, partial=True)
 
 
@@ -276,7 +276,7 @@ def test_a_validation_split_is_of_the_size_asked_for() -> None:
 
 
 def test_a_split_that_would_be_empty_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="too few, or too much alike"):
+    with pytest.raises(DataError, match="too few, or too much alike"):
         validation_split(texts_of(*["one film"] * 10), share=0.2)
     with pytest.raises(ValueError, match="must not be empty"):
         encode(texts_of(), wordpiece(VOCABULARY), tmp_path)
@@ -327,7 +327,7 @@ def test_without_finds_copies_that_look_different() -> None:
 
 def test_tokens_follow_the_vocabulary(tmp_path: Path) -> None:
     make_bert(tmp_path)
-    tokenizer = load_tokenizer(tmp_path, max_length=6)
+    tokenizer = load_tokenizer(tmp_path, max_length=6, partial=True)
     found = tokenizer.encode("The FILMS<br />unknown, and more and more")
     assert found.tokens == ["[CLS]", "the", "film", "##s", "[UNK]", "[SEP]"]
     assert found.ids == [VOCABULARY.index(token) for token in found.tokens]

@@ -15,7 +15,6 @@ from data_slices import make_cifar10
 from mirrorhead.lab.datasets import DataError
 from mirrorhead.lab.evaluation import (
     Material,
-    RecordError,
     average_precision,
     collect,
     gini,
@@ -24,6 +23,7 @@ from mirrorhead.lab.evaluation import (
 )
 from mirrorhead.lab.evaluation import measures as module
 from mirrorhead.lab.models import attention_maps
+from mirrorhead.lab.runtime.errors import UserError
 from mirrorhead.lab.training import OptimizerSettings, RunError, load_run, sweep
 from run_cases import make_slices, make_text_run, make_vit_run
 
@@ -151,15 +151,18 @@ def test_what_is_measured_is_kept_until_something_changes(
     # Another meaning, and a file that is damaged.
     monkeypatch.setattr(module, "FORMATS", dict.fromkeys(module.MEASURES, 9))
     measured(folder, slices, "weights", told=told)
-    for junk in ("{", "[]", '{"measures": 1}', '{"measures": {}, "stamps": {"weights": "x"}}'):
+    (folder / "measures.json").write_text('{"measures": {}, "stamps": {"weights": "x"}}')
+    assert measured(folder, slices, "weights", told=told)["weights"] == second["weights"]
+    assert told[6:] == ["weights"] * 2
+    for junk in ("{", "[]", '{"measures": 1}'):
         (folder / "measures.json").write_text(junk)
-        assert measured(folder, slices, "weights", told=told)["weights"] == second["weights"]
-    assert told[6:] == ["weights"] * 5
+        with pytest.raises(RunError, match=r"measures\.json is damaged.*Delete it"):
+            measured(folder, slices, "weights")
 
 
 def test_bad_requests_are_refused_before_anything_is_computed(slices: Path, tmp_path: Path) -> None:
     text, vit = make_text_run(tmp_path / "text"), make_vit_run(tmp_path / "vit")
-    with pytest.raises(ValueError, match="weights, pruned, entropy for a run on cifar10, got cad"):
+    with pytest.raises(UserError, match="weights, pruned, entropy for a run on cifar10, got cad"):
         measured(vit, slices, "weights", "cad")
     told: list[str] = []
     with pytest.raises(DataError, match="there is no folder"):
@@ -241,13 +244,13 @@ def test_texts_have_a_baseline_at_random(
 
 
 def test_what_is_no_sweep_is_refused(tmp_path: Path, slices: Path) -> None:
-    with pytest.raises(RecordError, match=r"has no sweep-\.\.\.\.json"):
+    with pytest.raises(RunError, match=r"has no sweep-\.\.\.\.json"):
         collect(tmp_path, tmp_path / "out.json")
     for name in ("sweep-a.json", "sweep-b.json"):
         (tmp_path / name).write_text("{}")
-    with pytest.raises(RecordError, match=r"2 sweeps: give one of sweep-a\.json, sweep-b\.json"):
+    with pytest.raises(RunError, match=r"2 sweeps: give one of sweep-a\.json, sweep-b\.json"):
         collect(tmp_path, tmp_path / "out.json")
-    with pytest.raises(RecordError, match=r"sweep-a\.json is no record of a sweep"):
+    with pytest.raises(RunError, match=r"sweep-a\.json is not the record"):
         collect(tmp_path / "sweep-a.json", tmp_path / "out.json")
     final = [{"run": "gone", "seed": 0, "diverged": False}]
     tuned = [{"name": "SGD", "chosen": {"lr": 0.1}, "tried": [], "final": final}]

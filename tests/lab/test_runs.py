@@ -31,8 +31,8 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"has no best\.safetensors"):
         load_run(tmp_path)
     save_file({"other": torch.ones(1)}, tmp_path / "best.safetensors")
-    with pytest.raises(RunError, match="cannot be read as a run"):
+    with pytest.raises(RunError, match="cannot be read as the weights of this run"):
         load_run(tmp_path)
     (tmp_path / "best.safetensors").write_bytes(b"junk")
-    with pytest.raises(RunError, match="cannot be read as a run"):
+    with pytest.raises(RunError, match="cannot be read as the weights of this run"):
         load_run(tmp_path)

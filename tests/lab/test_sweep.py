@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from data_slices import make_cifar10
-from mirrorhead._files import locked
 from mirrorhead.lab.training import OptimizerSettings, SweepError, sweep
 from mirrorhead.lab.training.optimizers import build_optimizer
 from mirrorhead.lab.training.presets import preset
+from mirrorhead.lab.training.run_folder import locked_run
 from mirrorhead.lab.training.sweeps import Tuned, _best
 from mirrorhead.lab.training.trials import Trial, run_key, run_trial
 
@@ -102,15 +102,13 @@ def small_trial(pictures: Path, root: Path, epochs: int = 1) -> Trial:
 def test_who_comes_second_waits_and_takes_the_result(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mirrorhead.lab.training.trials.WAIT", 0.05)
     trial = small_trial(pictures, tmp_path / "out", epochs=2)
-    trial.folder.mkdir(parents=True)
     with ThreadPoolExecutor(2) as pool:
-        with locked(trial.folder / "sweep.lock"):
+        with locked_run(trial.folder):
             jobs = [pool.submit(run_trial, trial) for _ in range(2)]
             with pytest.raises(TimeoutError):
                 jobs[0].result(timeout=0.5)
-            assert [path.name for path in trial.folder.iterdir()] == ["sweep.lock"]
+            assert [path.name for path in trial.folder.iterdir()] == ["mirrorhead.lock"]
         one, two = (job.result() for job in jobs)
     assert one == two
     lines = (trial.folder / "log.jsonl").read_text().splitlines()
@@ -118,14 +116,14 @@ def test_who_comes_second_waits_and_takes_the_result(
 
 
 def test_a_file_system_without_locks_is_an_error_and_no_endless_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def flock(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr("mirrorhead._files.fcntl.flock", flock)
+    monkeypatch.setattr("fcntl.flock", flock)
     with pytest.raises(OSError, match="cannot lock files") as caught:
-        run_trial(small_trial(tmp_path, tmp_path))
+        run_trial(small_trial(pictures, tmp_path))
     assert not isinstance(caught.value, BlockingIOError)
 
 

@@ -54,7 +54,7 @@ def test_a_run_is_trained_scored_and_not_run_again(slices: Path, capsys: Any) ->
     assert json.loads((folder / "test.json").read_text()) == test
 
 
-def test_pictures_and_rivals(slices: Path) -> None:
+def test_pictures_and_other_optimizers(slices: Path) -> None:
     command = parse("cifar10 --optimizer adamw --lr 1e-3 --epochs 1 --partial --out here")
     assert command.run() == 0
     settings = json.loads(Path("here/settings.json").read_text())
@@ -68,7 +68,8 @@ def test_pictures_and_rivals(slices: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("imdb", "not whole"),
+        ("imdb", "not the published data"),
+        ("cifar10", "not complete"),
         ("imdb --partial --data nowhere", "there is no folder nowhere"),
         ("imdb --partial --preset large", "preset must be one of laptop"),
         ("imdb --partial --preset vit-paper", "--preset vit-paper is for cifar10, not for imdb"),

@@ -40,26 +40,21 @@ class Attention:
     """Write a page instead, in which one can point at tokens."""
     data: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None
     """The folder of all data sets, for the vocabulary (default: $MIRRORHEAD_DATA)."""
+    partial: Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")] = False
+    """Accept another vocabulary than BERT's, as a run with --partial does."""
 
     def run(self) -> int:
         """Read the sentences, show them."""
+        self._check_options()
         looks = self._looks()
         self._check(looks[0])
         if self.html is not None:
-            from mirrorhead.lab.report import ReportError, check_free
             from mirrorhead.lab.report.attention import render_attention
 
-            try:
-                check_free(self.html)
-            except ReportError as error:
-                raise UserError(f"--html: {error}") from error
             page = render_attention(
                 looks, self.folder.name, layer=self.layer, head=self.head, rolled=self.rollout
             )
-            try:
-                write_atomically(self.html, page.encode())
-            except OSError as error:
-                raise UserError(f"--html {self.html} can not be written: {error}") from error
+            write_atomically(self.html, page.encode())
             print(f"page: {self.html}")
             return 0
         from rich.console import Console
@@ -74,25 +69,39 @@ class Attention:
             console.print()
         return 0
 
-    def _looks(self) -> list[Look]:
-        from mirrorhead.lab.datasets import DataError, load_tokenizer
-        from mirrorhead.lab.evaluation.looks import look
-        from mirrorhead.lab.models import TextSettings
-        from mirrorhead.lab.training import RunError, load_run
-
+    def _check_options(self) -> None:
+        """Refuse what cannot work, before the model is loaded."""
         if not self.sentences:
             raise UserError("give at least one sentence, in quotes")
+        for sentence in self.sentences:
+            try:
+                sentence.encode()
+            except UnicodeEncodeError:  # Python keeps undecodable bytes as surrogates
+                raise UserError(f"SENTENCE is not valid UTF-8: {sentence!a}") from None
         if self.rollout and (self.layer is not None or self.head is not None):
             raise UserError("--rollout takes all layers and heads: leave out --layer and --head")
-        try:
-            run = load_run(self.folder)
-            settings = run.preset.model
-            if not isinstance(settings, TextSettings):
-                raise UserError(f"{self.folder} is a run on {run.preset.data}, which has no texts")
-            tokenizer = load_tokenizer(self.data, max_length=settings.max_length)
-            return [look(run.model, tokenizer, sentence) for sentence in self.sentences]
-        except (RunError, DataError, ValueError) as error:
-            raise UserError(str(error)) from error
+        if self.html is not None:
+            from mirrorhead.lab.report import ReportError, check_free
+
+            if self.html.is_dir():
+                raise UserError(f"--html {self.html} is a folder: give the name of a file")
+            try:
+                check_free(self.html)
+            except ReportError as error:
+                raise UserError(f"--html: {error}") from error
+
+    def _looks(self) -> list[Look]:
+        from mirrorhead.lab.datasets import load_tokenizer
+        from mirrorhead.lab.evaluation.looks import look
+        from mirrorhead.lab.models import TextSettings
+        from mirrorhead.lab.training import load_run
+
+        run = load_run(self.folder)
+        settings = run.preset.model
+        if not isinstance(settings, TextSettings):
+            raise UserError(f"{self.folder} is a run on {run.preset.data}, which has no texts")
+        tokenizer = load_tokenizer(self.data, max_length=settings.max_length, partial=self.partial)
+        return [look(run.model, tokenizer, sentence) for sentence in self.sentences]
 
     def _check(self, look: Look) -> None:
         layers, heads = look.maps.shape[:2]

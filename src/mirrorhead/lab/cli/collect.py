@@ -33,16 +33,9 @@ class Collect:
         """Measure what is missing, write the file, and say where it is."""
         if self.jobs < 1:
             raise UserError(f"--jobs must be at least 1, got {self.jobs}")
-        from mirrorhead.lab.datasets import DataError
-        from mirrorhead.lab.evaluation.results import RecordError, collect
-        from mirrorhead.lab.training import RunError
+        from mirrorhead.lab.evaluation.results import collect
 
-        try:
-            found = collect(
-                self.sweep, self.out, jobs=self.jobs, data=self.data, partial=self.partial
-            )
-        except (RecordError, RunError, DataError, OSError) as error:
-            raise UserError(str(error)) from error
+        found = collect(self.sweep, self.out, jobs=self.jobs, data=self.data, partial=self.partial)
         runs = sum(len(rival["runs"]) for rival in found["rivals"])
         print(f"results of {runs} runs: {self.out}")
         return 0

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
 
-from mirrorhead.lab.runtime.errors import UserError
-
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -52,23 +50,19 @@ class Evaluate:
         """Measure what is missing, print everything that was asked for."""
         from rich.console import Console
 
-        from mirrorhead.lab.datasets import DataError
         from mirrorhead.lab.evaluation import Material, measure
-        from mirrorhead.lab.training import RunError, load_run
+        from mirrorhead.lab.training import load_run
 
         console = Console()
-        try:
-            run = load_run(self.folder)
-            material = Material.of(run, self.data, partial=self.partial)
-            with console.status("reading data") as status:
-                found = measure(
-                    run,
-                    material,
-                    self.on or None,
-                    lambda part: status.update(f"measuring: {part}"),
-                )
-        except (RunError, DataError, ValueError, OSError) as error:
-            raise UserError(str(error)) from error
+        run = load_run(self.folder)
+        material = Material.of(run, self.data, partial=self.partial)
+        with console.status("reading data") as status:
+            found = measure(
+                run,
+                material,
+                self.on or None,
+                lambda part: status.update(f"measuring: {part}"),
+            )
         for table in tables(found):
             console.print(table, "")
         print(f"measures: {self.folder / 'measures.json'}")

@@ -1,13 +1,15 @@
-"""The command line: parse, call, report errors.
+"""The command line: parse, call, print errors as one line.
 
-A command is a frozen dataclass in `commands/`: its fields are the options, its docstrings the
-help, and `run` returns the exit code. Its module imports nothing heavy before `run`.
+A command is a frozen dataclass in its own module here: its fields are the options, its docstrings
+the help, and `run` returns the exit code. Its module imports nothing heavy before `run`.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from mirrorhead._version import __version__
@@ -34,10 +36,37 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit code: 0, 1 failed, 2 wrong use, 130 interrupted."""
+    """Run one command and return the exit code.
+
+    0 is success, 1 a failed computation, 2 wrong use or a damaged file, 130 an interrupt.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, ValueError):  # a stream of another kind, or a closed one
+            stream.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        try:
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has ended, as in `mirrorhead --help | head -1`. Python would flush once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except UserError as error:
+        return _fail(str(error))
+    except OSError as error:
+        if error.errno is None or error.filename is None:
+            return _fail(str(error))
+        return _fail(f"{os.fsdecode(error.filename)}: {error.strerror}")
+    except KeyboardInterrupt:
+        print("mirrorhead: Interrupted. Run the same command again to resume.", file=sys.stderr)
+        return 130
+
+
+def _run(arguments: list[str]) -> int:
     import tyro
 
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments == ["--version"]:
         print(f"mirrorhead {__version__}")
         return 0
@@ -47,11 +76,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Mirror descent for attention, and certificates for what it selects.",
         args=arguments,
     )
-    try:
-        return command.run()
-    except UserError as error:
-        print(f"mirrorhead: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("mirrorhead: stopped; the same command goes on from here", file=sys.stderr)
-        return 130
+    return command.run()
+
+
+def _fail(message: str) -> int:
+    line = " ".join(message.split("\n"))
+    print(f"mirrorhead: {line}", file=sys.stderr)
+    return 2

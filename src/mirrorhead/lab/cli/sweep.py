@@ -108,7 +108,6 @@ class Sweep:
         backend: Backend,
         console: Console,
     ) -> list[Tuned]:
-        from mirrorhead.lab.datasets import DataError
         from mirrorhead.lab.runtime.jobs import BackendError
         from mirrorhead.lab.training import sweep
 
@@ -120,7 +119,7 @@ class Sweep:
                     name, rivals, out, seeds=seeds, epochs=self.epochs, backend=backend,
                     data=self.data, partial=self.partial, listener=lines.add,
                 )  # fmt: skip
-        except (BackendError, DataError, ValueError, OSError) as error:
+        except (BackendError, ValueError) as error:
             raise UserError(str(error)) from error
 
     def _rivals(self) -> Rivals:

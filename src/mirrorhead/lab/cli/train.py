@@ -8,21 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
-from mirrorhead._files import write_json
 from mirrorhead.lab.runtime.errors import UserError
 
 if TYPE_CHECKING:
     from mirrorhead.lab.training import OptimizerSettings, Preset
     from mirrorhead.lab.training.presets import Sets
-    from mirrorhead.lab.training.team import Team
+    from mirrorhead.lab.training.process_group import ProcessGroup
 
 
 @dataclass(frozen=True)
 class Train:
-    """Train a classifier on IMDb or CIFAR-10 with mirror descent or a rival.
+    """Train a classifier on IMDb or CIFAR-10 with mirror descent or another optimizer.
 
-    A run that was stopped goes on where it was when the same command is given again. With
-    several processes: torchrun --nproc-per-node 2 -m mirrorhead train ...
+    Run the same command again to resume a run that was stopped. With several processes:
+    torchrun --nproc-per-node 2 -m mirrorhead train ...
     """
 
     task: Positional[Literal["imdb", "cifar10"]]
@@ -50,9 +49,9 @@ class Train:
     batch_size: Annotated[
         int | None, arg(metavar="N", help_behavior_hint="(default: preset's)")
     ] = None
-    """Examples a step, over all processes together."""
+    """Examples per step, over all processes together."""
     seed: int = 0
-    """Of the first weights, the order of examples, and dropout."""
+    """Seed of the first weights, the order of examples, and dropout."""
     compile: Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")] = False
     """Train through torch.compile."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
@@ -60,7 +59,7 @@ class Train:
     data: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None
     """The folder of all data sets (default: $MIRRORHEAD_DATA)."""
     download: Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")] = False
-    """Fetch what is missing from its home."""
+    """Download data sets that are missing."""
     partial: Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")] = False
     """Accept a slice of the data sets."""
     out: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="(default: runs/...)")] = (
@@ -69,81 +68,57 @@ class Train:
     """The folder of this run."""
 
     def run(self) -> int:
-        """Train, score the best epoch on test, print and write what came out."""
-        from mirrorhead.lab.training.team import joined
+        """Train, score the best epoch on test, print and write the outcome."""
+        from mirrorhead.lab.training.process_group import process_group
 
-        with joined() as team:
+        chosen = self._chosen()
+        with process_group() as group:
             try:
-                self._train(self._chosen(), team)
-            except UserError:
-                if team.leads:
+                self._train(chosen, group)
+            except (UserError, OSError):
+                if group.is_first:
                     raise
                 return 2  # the first process says why
             return 0
 
-    def _train(self, chosen: Preset, team: Team) -> None:
-        import torch
-        from rich.console import Console as Terminal
-        from safetensors.torch import load_file
-
-        from mirrorhead.lab.datasets import DataError
-        from mirrorhead.lab.training import (
-            CheckpointError,
-            Console,
-            Diverged,
-            describe_run,
-            evaluate,
-            train,
-        )
-        from mirrorhead.lab.training.team import own_device
+    def _train(self, chosen: Preset, group: ProcessGroup) -> None:
+        from mirrorhead.lab.training import Console, complete_run
+        from mirrorhead.lab.training.run_folder import check_run_folder
 
         folder = self.out or Path("runs") / self._name(chosen)
-        try:
-            sets = self._sets(chosen, team)
-            torch.manual_seed(self.seed)
-            model = chosen.build().to(own_device())
-            if team.leads and not (folder / "settings.json").exists():
-                describe_run(folder, chosen)  # a folder of another run keeps its own
-            outcome = train(
-                model, sets.train, sets.validation, chosen.training, folder, loggers=[Console()]
-            )
-        except (DataError, CheckpointError, Diverged, ValueError, OSError) as error:
-            raise UserError(str(error)) from error
-        # A new one, whole, where the one that was trained may be sharded.
-        best = chosen.build().to(own_device())
-        best.load_state_dict(load_file(folder / "best.safetensors"))
-        test = evaluate(best, sets.test, team=team)
-        if team.leads:
-            write_json(folder / "test.json", test)
-            Terminal().print(
+        check_run_folder(folder)  # before the data are read, which may take a minute
+        sets = self._sets(chosen, group)
+        loggers = [Console()] if group.is_first else []
+        outcome, test = complete_run(chosen, sets, folder, group=group, loggers=loggers)
+        if group.is_first and test is not None:
+            print(
                 f"best epoch {outcome.best_epoch}: validation {outcome.best_accuracy:.2%},"
-                f" test {test['accuracy']:.2%}"
+                f" test {test.accuracy:.2%}"
             )
             print(f"run: {folder}")
 
-    def _sets(self, chosen: Preset, team: Team) -> Sets:
-        """The data, read by the first process first: it may have to fetch and to encode."""
+    def _sets(self, chosen: Preset, group: ProcessGroup) -> Sets:
+        """Load the data, in the first process first: it may have to download and encode them."""
         import torch
 
-        from mirrorhead.lab.datasets import DataError
         from mirrorhead.lab.training import load_sets
-        from mirrorhead.lab.training.team import own_device
+        from mirrorhead.lab.training.process_group import own_device
 
         sets, error = None, None
-        if team.leads:
+        if group.is_first:
             try:
                 sets = load_sets(chosen, self.data, download=self.download, partial=self.partial)
-            except (DataError, ValueError, OSError) as caught:
+            except (UserError, OSError) as caught:
                 error = caught
-        failed = team.add_up(torch.tensor(float(error is not None), device=own_device()))
+        failed = group.sum(torch.tensor(float(error is not None), device=own_device()))
         if error is not None:
             raise error
         if failed:
-            raise DataError("the first process has no data")
+            raise UserError("the first process has no data")
         return sets or load_sets(chosen, self.data, partial=self.partial)
 
     def _chosen(self) -> Preset:
-        """The preset, with what the options change."""
+        """Return the preset, with the changes that the options make."""
         from mirrorhead.lab.training import preset
 
         name = self._preset_name()
@@ -161,7 +136,7 @@ class Train:
             raise UserError(str(error)) from error
 
     def _rule(self) -> OptimizerSettings | None:
-        """The optimizer that the options name; None for mirror descent at a rate that is known."""
+        """Return the optimizer that the options name; None for mirror descent at a known rate."""
         from mirrorhead.lab.training import OptimizerSettings
 
         options: dict[str, Any] = {
@@ -183,7 +158,7 @@ class Train:
         return self.preset or ("laptop" if self.task == "imdb" else "laptop-vit")
 
     def _name(self, chosen: Preset) -> str:
-        """A folder's name that tells runs apart by their settings."""
+        """Return a name for the folder that differs between runs with different settings."""
         rule = chosen.training.optimizer
         words = [self._preset_name(), self.task, rule.name, f"lr{rule.lr:g}"]
         words += [f"p{rule.p:g}"] if rule.p is not None else []

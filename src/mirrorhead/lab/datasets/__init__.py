@@ -12,7 +12,7 @@ from mirrorhead.lab.datasets.encoded import Encoded as Encoded
 from mirrorhead.lab.datasets.encoded import encode as encode
 from mirrorhead.lab.datasets.eraser import Rationales as Rationales
 from mirrorhead.lab.datasets.eraser import load_eraser as load_eraser
-from mirrorhead.lab.datasets.errors import DataError as DataError
+from mirrorhead.lab.datasets.fingerprint import fingerprint as fingerprint
 from mirrorhead.lab.datasets.imdb import load_imdb as load_imdb
 from mirrorhead.lab.datasets.protocol import Protocol as Protocol
 from mirrorhead.lab.datasets.protocol import imdb_protocol as imdb_protocol
@@ -23,3 +23,4 @@ from mirrorhead.lab.datasets.splits import validation_split as validation_split
 from mirrorhead.lab.datasets.splits import without as without
 from mirrorhead.lab.datasets.texts import Texts as Texts
 from mirrorhead.lab.datasets.tokenizer import load_tokenizer as load_tokenizer
+from mirrorhead.lab.runtime.errors import DataError as DataError

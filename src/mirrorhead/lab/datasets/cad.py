@@ -14,16 +14,17 @@ from pathlib import Path
 
 import numpy as np
 
-from mirrorhead.lab.datasets.errors import DataError
-from mirrorhead.lab.datasets.sources import locate
+from mirrorhead.lab.datasets.sources import locate, published_sha256
 from mirrorhead.lab.datasets.texts import (
     NEGATIVE,
     POSITIVE,
     Texts,
+    check_content,
     check_count,
     check_split,
     read_text,
 )
+from mirrorhead.lab.runtime.errors import DataError
 
 PAIRS = {"train": 1_707, "dev": 245, "test": 488}
 _LABELS = {"Negative": NEGATIVE, "Positive": POSITIVE}
@@ -57,12 +58,13 @@ def load_cad(
     check_split(split, tuple(PAIRS))
     path = locate("cad", folder, download=download) / f"{split}_paired.tsv"
     # Lines end with \n alone, and tabs only separate: no quoting rule of csv is needed to cut.
-    header, *lines = read_text(path).rstrip("\n").split("\n")
+    text = read_text(path)
+    header, *lines = text.rstrip("\n").split("\n")
     if header.rstrip("\r").split("\t") != ["Sentiment", "Text", "batch_id"]:
         raise DataError(f"{path}: the first line should be Sentiment, Text, batch_id")
     rows = [_row(path, number, line) for number, line in enumerate(lines, start=2)]
     if len(rows) % 2:
-        raise DataError(f"{path}: {len(rows)} rows can not be pairs")
+        raise DataError(f"{path}: {len(rows)} rows cannot be pairs")
     for number, ((a, _, one), (b, _, two)) in enumerate(
         zip(rows[::2], rows[1::2], strict=True), start=1
     ):
@@ -72,6 +74,7 @@ def load_cad(
                 f" one number and two labels, got {one}, {two} and {a}, {b}"
             )
     check_count(f"pairs in {path}", len(rows) // 2, PAIRS[split], partial)
+    check_content(path, [text.encode()], published_sha256("cad", path.name), partial)
     return Pairs(_texts(rows[::2], split), _texts(rows[1::2], split))
 
 

@@ -14,15 +14,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mirrorhead.lab.datasets.errors import DataError
 from mirrorhead.lab.datasets.sources import locate
-from mirrorhead.lab.datasets.texts import check_count, check_split
+from mirrorhead.lab.datasets.texts import check_content, check_count, check_split
+from mirrorhead.lab.runtime.errors import DataError
 
 CLASSES = (
     "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
 )  # fmt: skip
 FILES = {"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_batch.bin"]}
 PER_FILE = 10_000
+#: Of all records of a split, in the order of its files.
+SHA256 = {
+    "train": "a0181da372c0d63a5920fdbea2ec3f83ecbc552d378218e1cb473cf634941a3b",
+    "test": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
+}
 RECORD = 1 + 3 * 32 * 32
 #: Of the training pictures, by channel, on a scale from 0 to 1.
 MEAN = (0.4914, 0.4822, 0.4465)
@@ -61,6 +66,7 @@ def load_cifar10(
     check_split(split, tuple(FILES))
     root = locate("cifar10", folder, download=download)
     records = np.concatenate([_read(root / name, partial) for name in FILES[split]])
+    check_content(root, [records.tobytes()], SHA256[split], partial)
     pixels = records[:, 1:].reshape(-1, 3, 32, 32)
     return Pictures(np.ascontiguousarray(pixels), records[:, 0].astype(np.int64))
 
@@ -70,7 +76,7 @@ def _read(path: Path, partial: bool) -> np.ndarray:
     try:
         content = np.fromfile(path, dtype=np.uint8)
     except OSError as error:
-        raise DataError(f"{path} can not be read: {error.strerror}") from error
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
     if len(content) % RECORD:
         raise DataError(
             f"{path} has {len(content):,} bytes, no multiple of {RECORD:,}: it is cut short"

@@ -1,29 +1,40 @@
-"""Texts as token numbers, made once, kept on disk and mapped into memory."""
+"""Texts as token ids, encoded once, kept on disk and mapped into memory."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
 from mirrorhead._files import new_folder, write_json
-from mirrorhead.lab.datasets.errors import DataError
 from mirrorhead.lab.datasets.sources import cache_root
 from mirrorhead.lab.datasets.texts import Texts
 from mirrorhead.lab.datasets.tokenizer import PAD
+from mirrorhead.lab.runtime.errors import DataError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-FORMAT = 1
+FORMAT = 2
 CHUNK = 1_000
+
+
+@dataclass(frozen=True)
+class _About:
+    """about.json; the checksum is of ids, starts and labels, one after the other."""
+
+    key: str
+    texts: int
+    tokens: int
+    vocabulary: int
+    sha256: str
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -80,7 +91,7 @@ def encode(texts: Texts, tokenizer: Tokenizer, cache: str | Path | None = None) 
 
 
 def _key(texts: Texts, tokenizer: Tokenizer) -> str:
-    """A name that changes with anything that changes the result."""
+    """Return a name that changes with everything that changes the result."""
     digest = hashlib.sha256(f"mirrorhead {FORMAT}\n{tokenizer.to_str()}\n".encode())
     digest.update(texts.labels.astype("<i8").tobytes())
     for text in texts.texts:
@@ -103,6 +114,7 @@ def _write(texts: Texts, tokenizer: Tokenizer, key: str, folder: Path) -> None:
             file.write(content)
     np.save(folder / "starts.npy", starts)
     np.save(folder / "labels.npy", texts.labels)
+    digest.update(starts.tobytes() + texts.labels.tobytes())
     write_json(
         folder / "about.json",
         {
@@ -116,21 +128,23 @@ def _write(texts: Texts, tokenizer: Tokenizer, key: str, folder: Path) -> None:
 
 
 def _open(folder: Path, key: str) -> Encoded:
-    """Map what is there, after a look at whether it fits together."""
+    """Map the files into memory, after a check of their sizes and their checksum."""
     remedy = f"delete {folder}, and it will be made again"
     try:
-        about = json.loads((folder / "about.json").read_text())
+        about = msgspec.json.decode((folder / "about.json").read_bytes(), type=_About)
         starts = np.load(folder / "starts.npy", allow_pickle=False)
         labels = np.load(folder / "labels.npy", allow_pickle=False)
         ids = np.memmap(folder / "ids.u16", dtype="<u2", mode="r")
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"{folder} is damaged ({error}): {remedy}") from error
-    fits = (
-        about.get("key") == key
-        and len(ids) == about.get("tokens") == starts[-1]
-        and len(labels) == about.get("texts") == len(starts) - 1
-        and bool((np.diff(starts) >= 2).all())
-    )
-    if not fits:
-        raise DataError(f"{folder} is damaged (its parts do not fit together): {remedy}")
-    return Encoded(ids, starts, labels, about["vocabulary"])
+    digest = hashlib.sha256(ids)
+    digest.update(starts.tobytes() + labels.tobytes())
+    shapes = (len(ids), starts.shape, labels.shape)
+    if (
+        about.key != key
+        or shapes != (about.tokens, (about.texts + 1,), (about.texts,))
+        or (starts.dtype, labels.dtype) != (np.int64, np.int64)
+        or digest.hexdigest() != about.sha256
+    ):
+        raise DataError(f"{folder} is damaged (it does not have its checksum): {remedy}")
+    return Encoded(ids, starts, labels, about.vocabulary)

@@ -14,9 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from mirrorhead.lab.datasets.errors import DataError
 from mirrorhead.lab.datasets.sources import locate
-from mirrorhead.lab.datasets.texts import NEGATIVE, POSITIVE, check_count, check_split, read_text
+from mirrorhead.lab.datasets.texts import (
+    NEGATIVE,
+    POSITIVE,
+    check_count,
+    check_split,
+    read_text,
+)
+from mirrorhead.lab.runtime.errors import DataError
 
 DOCUMENTS = {"train": 1_600, "val": 200, "test": 199}
 _LABELS = {"NEG": NEGATIVE, "POS": POSITIVE}

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 
-from mirrorhead.lab.datasets.errors import DataError
 from mirrorhead.lab.datasets.sources import locate
 from mirrorhead.lab.datasets.texts import (
     NEGATIVE,
@@ -21,6 +20,7 @@ from mirrorhead.lab.datasets.texts import (
     check_split,
     read_text,
 )
+from mirrorhead.lab.runtime.errors import DataError
 
 SPLITS = ("train", "test")
 PER_FOLDER = 12_500

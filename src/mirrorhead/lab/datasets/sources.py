@@ -1,4 +1,4 @@
-"""Where each data set is kept, where it comes from, and how to know it is the right one."""
+"""Where each data set is kept, where it comes from, and its checksums."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from platformdirs import user_cache_path
+
 from mirrorhead._files import new_folder
-from mirrorhead.lab.datasets.errors import DataError
 from mirrorhead.lab.datasets.transfer import extract, fetch
+from mirrorhead.lab.runtime.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ SOURCES = {
 
 
 def data_root(folder: str | Path | None = None) -> Path:
-    """The folder of all data sets: the argument, or $MIRRORHEAD_DATA, or one of the user's own."""
+    """Return the folder of all data sets: the argument, $MIRRORHEAD_DATA, or the cache's data/."""
     if folder is not None:
         return Path(folder).expanduser()
     if named := os.environ.get("MIRRORHEAD_DATA"):
@@ -131,15 +133,18 @@ def data_root(folder: str | Path | None = None) -> Path:
 
 
 def cache_root() -> Path:
-    """Where what can be made again is kept: $MIRRORHEAD_CACHE, or the user's cache folder."""
-    if named := os.environ.get("MIRRORHEAD_CACHE"):
-        return Path(named).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "mirrorhead"
+    """Return the folder of remakeable files: $MIRRORHEAD_CACHE or the user's cache folder."""
+    named = os.environ.get("MIRRORHEAD_CACHE")
+    return Path(named).expanduser() if named else user_cache_path("mirrorhead")
+
+
+def published_sha256(name: str, file: str) -> str:
+    """Return the checksum of a data set's file, for sets that are published as plain files."""
+    return next(remote.sha256 for remote in SOURCES[name].remotes if remote.name == file)
 
 
 def locate(name: str, folder: str | Path | None = None, *, download: bool = False) -> Path:
-    """The folder of one data set; with `download` it is fetched from its home if missing."""
+    """Return the folder of one data set; with `download` it is downloaded if missing."""
     source = _source(name)
     root = data_root(folder)
     path = root / source.folder
@@ -155,7 +160,7 @@ def locate(name: str, folder: str | Path | None = None, *, download: bool = Fals
 
 
 def download(name: str, folder: str | Path | None = None) -> Path:
-    """Fetch a data set from its home, unless it is there.
+    """Download a data set, unless it is there.
 
     Args:
         name: "imdb", "cifar10", "eraser", "cad" or "bert".
@@ -165,9 +170,9 @@ def download(name: str, folder: str | Path | None = None) -> Path:
 
 
 def fetch_source(source: Source, root: Path, *, show: bool = True, pause: float = 1.0) -> Path:
-    """Download a source's files, check them, and lay them out in `root`, all or none."""
+    """Download a source's files, check them, and put them into `root`, all or none."""
     path = root / source.folder
-    waiting = root / ".downloads" / source.name
+    waiting = root / f".mirrorhead-download-{source.name}"
     files = [
         fetch(
             remote.url,

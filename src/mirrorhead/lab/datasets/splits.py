@@ -16,6 +16,7 @@ import scipy.sparse as sp
 from scipy.sparse.csgraph import connected_components
 
 from mirrorhead.lab.datasets.texts import Texts
+from mirrorhead.lab.runtime.errors import DataError
 
 #: A word that at most this many reviews have is likely a name: of a person, place or thing.
 RARE = 30
@@ -100,7 +101,7 @@ def validation_split(
             chosen[group] = True
             room -= counts[group]
     if not chosen.any():
-        raise ValueError(
+        raise DataError(
             f"of {len(reviews)} reviews no group of films fits into a share of {share}: they are"
             " too few, or too much alike"
         )

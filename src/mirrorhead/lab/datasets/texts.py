@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from mirrorhead.lab.datasets.errors import DataError
+from mirrorhead.lab.runtime.errors import DataError
 
 NEGATIVE, POSITIVE = 0, 1
 
@@ -42,7 +43,7 @@ class Texts:
         return f"Texts({len(self):,} texts, {int(self.labels.sum()):,} of them positive)"
 
     def take(self, indices: Sequence[int] | np.ndarray) -> Texts:
-        """Those at the given places, in that order."""
+        """Return those at the given places, in that order."""
         return Texts(
             tuple(self.texts[i] for i in indices),
             self.labels[np.asarray(indices, dtype=np.int64)],
@@ -51,13 +52,13 @@ class Texts:
 
 
 def read_text(path: Path) -> str:
-    """A text file, which must be UTF-8 and must not be empty."""
+    """Read a text file, which must be UTF-8 and must not be empty."""
     try:
         text = path.read_bytes().decode("utf-8")
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} can not be read: {error}") from error
+        raise DataError(f"{path} cannot be read: {error}") from error
     if not text.strip():
         raise DataError(f"{path} is empty")
     return text
@@ -69,9 +70,24 @@ def check_split(split: str, allowed: Sequence[str]) -> None:
 
 
 def check_count(what: str, got: int, expected: int, partial: bool) -> None:
-    """A set that is not whole is refused, unless the caller asked for a part."""
+    """Refuse a set that is not complete, unless the caller accepts a part."""
     if got == 0 or (got != expected and not partial):
         raise DataError(
-            f"{what}: found {got:,}, expected {expected:,}. The folder is not whole; unpack it"
-            " again (or pass partial=True, if it is a slice on purpose)"
+            f"{what}: found {got:,}, expected {expected:,}. The folder is not complete; unpack it"
+            " again, or accept a part with partial=True (on the command line --partial)"
+        )
+
+
+def check_content(where: str | Path, parts: Iterable[bytes], sha256: str, partial: bool) -> None:
+    """Refuse content that is not the published one, unless the caller accepts another."""
+    if partial:
+        return
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    if digest.hexdigest() != sha256:
+        raise DataError(
+            f"{where} is not the published data: its SHA-256 is {digest.hexdigest()[:16]}..., not"
+            f" {sha256[:16]}.... Replace it by a fresh copy, or accept other data with"
+            " partial=True (on the command line --partial)"
         )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mirrorhead.lab.datasets.errors import DataError
-from mirrorhead.lab.datasets.sources import locate
-from mirrorhead.lab.datasets.texts import read_text
+from mirrorhead.lab.datasets.sources import locate, published_sha256
+from mirrorhead.lab.datasets.texts import check_content, read_text
+from mirrorhead.lab.runtime.errors import DataError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -17,21 +17,28 @@ MOST_TOKENS = 1 << 16  # they are stored in two bytes
 
 
 def load_tokenizer(
-    folder: str | Path | None = None, *, max_length: int = 512, download: bool = False
+    folder: str | Path | None = None,
+    *,
+    max_length: int = 512,
+    download: bool = False,
+    partial: bool = False,
 ) -> Tokenizer:
-    """The uncased tokenizer of BERT, from bert-uncased/vocab.txt; [PAD] is 0.
+    """Return the uncased tokenizer of BERT, from bert-uncased/vocab.txt; [PAD] is 0.
 
     Args:
         folder: of all data sets, or $MIRRORHEAD_DATA.
         max_length: longer texts are cut, [CLS] and [SEP] counted.
         download: fetch the vocabulary if it is not there.
+        partial: accept another vocabulary than the published one.
     """
     path = locate("bert", folder, download=download) / "vocab.txt"
-    return wordpiece(read_text(path).splitlines(), max_length, str(path))
+    text = read_text(path)
+    check_content(path, [text.encode()], published_sha256("bert", path.name), partial)
+    return wordpiece(text.splitlines(), max_length, str(path))
 
 
 def wordpiece(vocabulary: list[str], max_length: int = 512, where: str = "vocabulary") -> Tokenizer:
-    """A WordPiece tokenizer in lower case, whose line breaks in HTML are spaces.
+    """Return a WordPiece tokenizer in lower case that reads HTML line breaks as spaces.
 
     >>> tokenizer = wordpiece(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "film", "##s"])
     >>> tokenizer.encode("A<br />films").tokens
@@ -47,7 +54,7 @@ def wordpiece(vocabulary: list[str], max_length: int = 512, where: str = "vocabu
     missing = [word for word in (PAD, UNK, CLS, SEP) if word not in numbers]
     if missing or len(numbers) != len(vocabulary) or len(numbers) > MOST_TOKENS:
         raise DataError(
-            f"{where} is no WordPiece vocabulary:"
+            f"{where} is not a WordPiece vocabulary:"
             f" {len(vocabulary):,} entries, {len(vocabulary) - len(numbers)} of them twice,"
             f" missing: {', '.join(missing) or 'none'}"
         )

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from mirrorhead._files import new_folder, sync_folder
-from mirrorhead.lab.datasets.errors import DataError
+from mirrorhead.lab.runtime.errors import DataError
 
 try:
     import fcntl
@@ -95,7 +95,7 @@ def extract(archive: Path, folder: Path) -> Path:
                     with source, target.open("xb") as file:
                         shutil.copyfileobj(source, file)
         except (tarfile.TarError, EOFError, OSError) as error:
-            raise DataError(f"{archive} can not be unpacked: {error}") from error
+            raise DataError(f"{archive} cannot be unpacked: {error}") from error
         if not any(fresh.iterdir()):
             raise DataError(f"{archive} has no folder {folder.name}")
     return folder

@@ -11,7 +11,6 @@ from mirrorhead.lab.evaluation.people import cls_attention as cls_attention
 from mirrorhead.lab.evaluation.people import gradient_times_input as gradient_times_input
 from mirrorhead.lab.evaluation.people import score_edits as score_edits
 from mirrorhead.lab.evaluation.people import score_rationales as score_rationales
-from mirrorhead.lab.evaluation.results import RecordError as RecordError
 from mirrorhead.lab.evaluation.results import collect as collect
 from mirrorhead.lab.evaluation.rollout import rollout as rollout
 from mirrorhead.lab.evaluation.selection import average_precision as average_precision

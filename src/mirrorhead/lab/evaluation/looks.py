@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mirrorhead.lab.evaluation.rollout import rollout
 from mirrorhead.lab.models.maps import all_rows, attention_maps
+from mirrorhead.lab.runtime.errors import UserError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -59,7 +60,7 @@ def look(
     """
     found = tokenizer.encode(text)
     if len(found.ids) <= 2:
-        raise ValueError(f"text must have at least one word, got {text!r}")
+        raise UserError(f"a text must have at least one word, got {text!r}")
     ids = torch.tensor([found.ids])
     with all_rows(model):
         maps = attention_maps(model, ids)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -14,15 +13,14 @@ import torch
 
 from mirrorhead._files import write_json
 from mirrorhead.lab.evaluation.measures import Material, check_parts, measure
+from mirrorhead.lab.runtime.errors import RunError
 from mirrorhead.lab.runtime.jobs import worker_processes
+from mirrorhead.lab.runtime.json_files import read_json
+from mirrorhead.lab.training.loggers import read_log
 from mirrorhead.lab.training.presets import load_sets, preset
-from mirrorhead.lab.training.runs import load_run
+from mirrorhead.lab.training.run_folder import load_run
 from mirrorhead.lab.training.settings import OptimizerSettings
 from mirrorhead.lab.training.studies import STUDIES
-
-
-class RecordError(ValueError):
-    """The folder holds no sweep that has ended, or more than one."""
 
 
 def collect(
@@ -46,6 +44,7 @@ def collect(
         data, partial: as in `load_sets`.
         show: a progress bar, if this is a terminal.
     """
+    _check_free(Path(out))
     path = find_record(sweep)
     record = _read(path)
     base = preset(record["asked"]["preset"], OptimizerSettings("sgd"))
@@ -71,6 +70,14 @@ def collect(
     return results
 
 
+def _check_free(path: Path) -> None:
+    """Refuse to overwrite a file that is not a file of results."""
+    if path.exists():
+        there = read_json(path, dict[str, Any]) if path.is_file() else {}
+        if "study" not in there:
+            raise RunError(f"{path} is not a file of results: choose another name")
+
+
 def find_record(sweep: str | Path) -> Path:
     """The record of the sweep in a folder."""
     path = Path(sweep)
@@ -78,23 +85,18 @@ def find_record(sweep: str | Path) -> Path:
         return path
     found = sorted(path.glob("sweep-*.json"))
     if not found:
-        raise RecordError(
-            f"{path} has no sweep-....json: give the folder of a sweep that has ended"
-        )
+        raise RunError(f"{path} has no sweep-....json: give the folder of a sweep that has ended")
     if len(found) > 1:
         names = ", ".join(one.name for one in found)
-        raise RecordError(f"{path} has the records of {len(found)} sweeps: give one of {names}")
+        raise RunError(f"{path} has the records of {len(found)} sweeps: give one of {names}")
     return found[0]
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        record = json.loads(path.read_text())
-        if isinstance(record["asked"], dict) and isinstance(record["tuned"], list):
-            return record
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    raise RecordError(f"{path} is no record of a sweep")
+    record = read_json(path, dict[str, Any])
+    if isinstance(record.get("asked"), dict) and isinstance(record.get("tuned"), list):
+        return record
+    raise RunError(f"{path} is not the record of a sweep")
 
 
 def _study(name: str, data: str) -> str:
@@ -136,11 +138,8 @@ def _rival(one: dict[str, Any], root: Path, found: dict[Path, dict[str, Any]]) -
 
 def _seconds(folder: Path) -> float | None:
     """Of the fastest epoch, as other work on a machine can only add; from the run's log."""
-    try:
-        lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    except (OSError, ValueError):
-        return None
-    seconds = [line["seconds"] for line in lines if line["kind"] == "epoch"]
+    events = [event for _, event in read_log(folder / "log.jsonl")]
+    seconds = [event["seconds"] for event in events if event["kind"] == "epoch"]
     return min(seconds) if seconds else None
 
 

@@ -1,31 +1,52 @@
-"""Checkpoints: everything a run needs to go on, to the bit, in files that hold no code.
+"""Checkpoints: everything a run needs to resume to the bit, in files that hold no code.
 
 A checkpoint is a folder step-00000042/ with model.safetensors, optimizer.safetensors and
-state.json. It appears whole (renamed into place) or not at all, so that a process may be
-killed at any moment. Sharded tensors are gathered: a run may go on with another number of
-processes.
+state.json, which has the checksums of the others and of itself. It appears whole (renamed into
+place) or not at all, so that a process may be killed at any moment. Sharded tensors are gathered:
+a run may resume with another number of processes.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from mirrorhead._files import new_folder, remove_folder, write_json
+from mirrorhead.lab.runtime.errors import RunError
+from mirrorhead.lab.runtime.json_files import read_json
 
 FORMAT = 1
+MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 
 
-class CheckpointError(Exception):
-    """A checkpoint that is damaged, or of another model."""
+@dataclass(frozen=True)
+class _OptimizerOptions:
+    """The part of an optimizer's state that is not tensors."""
+
+    numbers: dict[str, Any]
+    groups: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class _State:
+    """state.json; older versions wrote no checksums."""
+
+    format: int
+    step: int
+    optimizer: _OptimizerOptions
+    run: dict[str, Any]
+    sha256: dict[str, str] = field(default_factory=dict)
 
 
 def save_checkpoint(
@@ -38,64 +59,98 @@ def save_checkpoint(
     keep: int,
     write: bool = True,
 ) -> None:
-    """Save to folder/step-..., then remove all but the last `keep`.
+    """Save to folder/step-..., then remove all but the last `keep` checkpoints.
 
-    Every process of a team must call it, as sharded tensors are gathered; one has `write`.
+    Every process must call it, as sharded tensors are gathered; only one has `write`.
     """
     weights = model_tensors(model)
     tensors, options = _optimizer_parts(model, optimizer)
     if not write:
         return
-    name = f"step-{step:08d}"
-    with new_folder(folder / name, durable=True) as fresh:
-        save_file(weights, fresh / "model.safetensors")
-        save_file(tensors, fresh / "optimizer.safetensors")
-        write_json(
-            fresh / "state.json",
-            {"format": FORMAT, "step": step, "optimizer": options, "run": state},
-        )
+    with new_folder(folder / f"step-{step:08d}", durable=True) as fresh:
+        try:
+            save_file(weights, fresh / MODEL)
+            save_file(tensors, fresh / OPTIMIZER)
+        except SafetensorError as error:  # such as a full disk
+            raise RunError(f"{folder} cannot take a checkpoint: {error}") from error
+        content = {"format": FORMAT, "step": step, "optimizer": options, "run": state}
+        sums = {name: _sha256((fresh / name).read_bytes()) for name in (MODEL, OPTIMIZER)}
+        write_json(fresh / STATE, {**content, "sha256": {**sums, STATE: _sha256_json(content)}})
     for old in checkpoints(folder)[:-keep]:
         remove_folder(old)
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Those that are there, oldest first."""
-    return sorted(folder.glob("step-*"))
+    """Return the checkpoints in a folder, oldest first; other names in it are ignored."""
+    found = [(re.fullmatch(r"step-(\d{8,})", path.name), path) for path in folder.glob("step-*")]
+    return [path for _, path in sorted((int(match[1]), path) for match, path in found if match)]
 
 
 def load_checkpoint(path: Path, model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """Put a checkpoint into model and optimizer; returns the run's own state."""
+    """Load a checkpoint into model and optimizer; return the run's own state."""
     try:
-        about = json.loads((path / "state.json").read_text())
-        weights = load_file(path / "model.safetensors")
-        tensors = load_file(path / "optimizer.safetensors")
-        if about["format"] != FORMAT:
-            raise CheckpointError(f"{path} has format {about['format']}, this is {FORMAT}")
-        load_tensors(model, weights, path)
-        _load_optimizer(model, optimizer, tensors, about["optimizer"])
-        return about["run"]
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise CheckpointError(
-            f"{path} can not be loaded ({error!r}): delete it to go on from an earlier one"
+        state = read_json(path / STATE, _State)
+        if state.format != FORMAT:
+            raise RunError(f"{path} has format {state.format}; this version reads {FORMAT}")
+        weights, tensors = (_load_tensors(path / name, state) for name in (MODEL, OPTIMIZER))
+        _check_state(path / STATE, state)
+    except RunError as error:
+        raise RunError(f"{error}. Delete {path} to resume from an earlier checkpoint") from error
+    load_weights(model, weights, path)
+    try:
+        _load_optimizer(model, optimizer, tensors, state.optimizer)
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise RunError(
+            f"{path} does not fit this optimizer ({error!r})."
+            " Delete it to resume from an earlier checkpoint"
         ) from error
+    return state.run
+
+
+def _load_tensors(path: Path, state: _State) -> dict[str, Tensor]:
+    try:
+        content = path.read_bytes()
+        wanted = state.sha256.get(path.name)
+        if wanted is not None and _sha256(content) != wanted:
+            raise RunError(f"{path} is damaged: its checksum is not the one in {STATE}")
+        return load(content)
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror}") from error
+    except SafetensorError as error:
+        raise RunError(f"{path} is damaged: {error}") from error
+
+
+def _check_state(path: Path, state: _State) -> None:
+    content = json.loads(path.read_bytes())
+    sums = content.pop("sha256", {})
+    if STATE in sums and sums[STATE] != _sha256_json(content):
+        raise RunError(f"{path} is damaged: its content does not have its checksum")
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _sha256_json(content: Any) -> str:
+    return _sha256(json.dumps(content, sort_keys=True).encode())
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Weights and buffers by name, whole, on the CPU, each with memory of its own."""
+    """Return weights and buffers by name, whole, on the CPU, each with its own memory."""
     return {name: _whole(tensor) for name, tensor in model.state_dict().items()}
 
 
 @torch.no_grad()
-def load_tensors(model: nn.Module, weights: dict[str, Tensor], where: Path) -> None:
+def load_weights(model: nn.Module, weights: dict[str, Tensor], where: Path) -> None:
     """Copy weights into a model, which must have the same names and shapes."""
     own = model.state_dict()
     if own.keys() != weights.keys():
         odd = sorted(own.keys() ^ weights.keys())
-        raise CheckpointError(f"{where} is of another model: they differ in {', '.join(odd[:5])}")
+        raise RunError(f"{where} is of another model: they differ in {', '.join(odd[:5])}")
     for name, tensor in own.items():
         saved = weights[name]
         if saved.shape != tensor.shape or saved.dtype != tensor.dtype:
-            raise CheckpointError(
+            raise RunError(
                 f"{where} is of another model: {name} is {tuple(saved.shape)} {saved.dtype} there,"
                 f" {tuple(tensor.shape)} {tensor.dtype} here"
             )
@@ -105,7 +160,7 @@ def load_tensors(model: nn.Module, weights: dict[str, Tensor], where: Path) -> N
 def _optimizer_parts(
     model: nn.Module, optimizer: Optimizer
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The optimizer's state: tensors by "name of parameter/name of state", and all else."""
+    """Return the optimizer's tensors by "name of parameter/name of state", and the rest."""
     names: dict[Tensor, str] = {param: name for name, param in model.named_parameters()}
     tensors: dict[str, Tensor] = {}
     numbers: dict[str, Any] = {}
@@ -128,7 +183,7 @@ def _optimizer_parts(
 
 
 def _load_optimizer(
-    model: nn.Module, optimizer: Optimizer, tensors: dict[str, Tensor], options: dict[str, Any]
+    model: nn.Module, optimizer: Optimizer, tensors: dict[str, Tensor], options: _OptimizerOptions
 ) -> None:
     names: dict[Tensor, str] = {param: name for name, param in model.named_parameters()}
     fresh = optimizer.state_dict()
@@ -136,7 +191,7 @@ def _load_optimizer(
     indices = [index for group in fresh["param_groups"] for index in group["params"]]
     place = {names[param]: (index, param) for index, param in zip(indices, params, strict=True)}
     state: dict[int, dict[str, Any]] = {}
-    for full_name, value in [*tensors.items(), *options["numbers"].items()]:
+    for full_name, value in [*tensors.items(), *options.numbers.items()]:
         name, key = full_name.rsplit("/", 1)
         index, param = place[name]
         if isinstance(value, Tensor) and value.shape == param.shape:
@@ -147,7 +202,7 @@ def _load_optimizer(
             **group,
             **{k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()},
         }
-        for group, saved in zip(fresh["param_groups"], options["groups"], strict=True)
+        for group, saved in zip(fresh["param_groups"], options.groups, strict=True)
     ]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
@@ -160,7 +215,7 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def _like(saved: Tensor, tensor: Tensor) -> Tensor:
-    """The whole tensor `saved`, on the device of `tensor` and sharded as it is."""
+    """Return the whole tensor `saved` on the device of `tensor`, sharded in the same way."""
     saved = saved.to(tensor.device)
     if isinstance(tensor, DTensor):
         return distribute_tensor(saved, tensor.device_mesh, tensor.placements)

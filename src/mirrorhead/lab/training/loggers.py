@@ -1,4 +1,4 @@
-"""What a run tells while it goes on: to a file always, to a terminal or TensorBoard if asked."""
+"""Loggers: the events of a run go to a file always, to a terminal or TensorBoard if asked."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mirrorhead._files import write_atomically
+from mirrorhead.lab.runtime.errors import RunError
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Event:
     values: dict[str, float] = field(default_factory=dict)
 
 
-#: Anything that takes an event. To send a run to a service, write a function of one.
+#: Any function of an event. To send a run to a service, write one.
 Logger = Callable[[Event], None]
 
 
@@ -30,21 +31,17 @@ class JsonLines:
     """One line of JSON for every event but "start".
 
     Args:
-        path: the file. What it says of steps beyond `step`, and a line that was cut by a kill,
-            is dropped: it will happen again.
-        step: where the run goes on.
+        path: the file. Events after `step` are dropped, as they will happen again; so is a last
+            line that was cut by a kill. Any other line that is not an event is an error.
+        step: where the run resumes.
     """
 
     def __init__(self, path: Path, step: int = 0) -> None:
-        kept = []
-        if path.exists():
-            for line in path.read_text().splitlines():
-                try:
-                    event = json.loads(line)
-                except ValueError:
-                    break
-                if event["step"] <= step and event["kind"] != "end":
-                    kept.append(line + "\n")
+        kept = [
+            line
+            for line, event in read_log(path)
+            if event["step"] <= step and event["kind"] != "end"
+        ]
         write_atomically(path, "".join(kept).encode())
         self.path = path
 
@@ -52,12 +49,40 @@ class JsonLines:
         if event.kind == "start":
             return
         line = {"kind": event.kind, "step": event.step, "epoch": event.epoch, **event.values}
-        with self.path.open("a") as file:
-            file.write(json.dumps(line, allow_nan=False) + "\n")
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line, allow_nan=False) + "\n")
+        except OSError as error:  # a full disk has no name
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
+
+
+def read_log(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Return the lines of a log, each with its event; none if there is no file."""
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(f"{path} cannot be read: {error}") from error
+    found = []
+    for number, line in enumerate(text.splitlines(keepends=True), start=1):
+        try:
+            event = json.loads(line)
+            if not isinstance(event["step"], int) or not isinstance(event["kind"], str):
+                raise TypeError
+        except (ValueError, KeyError, TypeError):
+            if not line.endswith("\n"):
+                break  # cut by a kill
+            raise RunError(
+                f"{path}, line {number} is not an event of a run. Delete {path} to resume"
+                " without the log so far"
+            ) from None
+        found.append((line, event))
+    return found
 
 
 class Console:
-    """A progress bar, and a line for every epoch."""
+    """A progress bar and a line for every epoch, on the standard error stream."""
 
     def __init__(self) -> None:
         from rich.console import Console as RichConsole

@@ -1,4 +1,4 @@
-"""Optimizers by name: those of this package, and the rivals it is measured against."""
+"""Optimizers by name: those of this package, and the baselines they are compared with."""
 
 from __future__ import annotations
 

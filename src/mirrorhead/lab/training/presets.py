@@ -126,7 +126,9 @@ def load_sets(
     """
     if chosen.data == "imdb":
         assert isinstance(chosen.model, TextSettings)
-        tokenizer = load_tokenizer(folder, max_length=chosen.model.max_length, download=download)
+        tokenizer = load_tokenizer(
+            folder, max_length=chosen.model.max_length, download=download, partial=partial
+        )
         found = imdb_protocol(folder, download=download, partial=partial)
         parts = (encode(x, tokenizer, cache) for x in (found.train, found.validation, found.test))
         return Sets(*parts)

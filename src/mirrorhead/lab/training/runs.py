@@ -1,64 +1,88 @@
-"""A run's folder, read back: what was trained, how, and the best weights."""
+"""One run from its first weights to its test score: train, load the best, score, write it down."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import nn
+import torch
 
 from mirrorhead._files import write_json
-from mirrorhead.lab.models import TextSettings, ViTSettings
-from mirrorhead.lab.training.presets import Preset
-from mirrorhead.lab.training.settings import OptimizerSettings, TrainSettings
+from mirrorhead.lab.runtime.json_files import read_json
+from mirrorhead.lab.training.loggers import Logger
+from mirrorhead.lab.training.loop import evaluate, train_locked
+from mirrorhead.lab.training.presets import Preset, Sets
+from mirrorhead.lab.training.process_group import ProcessGroup, own_device
+from mirrorhead.lab.training.run_folder import (
+    Outcome,
+    check_run_folder,
+    describe_run,
+    load_best,
+    locked_run,
+)
 
-_ABOUT, _WEIGHTS = "preset.json", "best.safetensors"
-
-
-class RunError(ValueError):
-    """The folder holds no run, or not one that can be read."""
+TEST = "test.json"
 
 
 @dataclass(frozen=True)
-class Run:
-    """A run: its folder, its settings, and the model with the weights of its best epoch."""
+class Score:
+    """Mean cross-entropy and accuracy on a data set; test.json has those on the test set."""
 
-    folder: Path
-    preset: Preset
-    model: nn.Module
-
-
-def describe_run(folder: str | Path, chosen: Preset) -> None:
-    """Write beside a run what `load_run` needs to build its model again."""
-    path = Path(folder) / _ABOUT
-    if not path.exists():
-        write_json(path, dataclasses.asdict(chosen))
+    loss: float
+    accuracy: float
 
 
-def load_run(folder: str | Path) -> Run:
-    """The run in a folder that `mirrorhead train` or a sweep has filled, in evaluation mode."""
-    folder = Path(folder)
-    for name in (_ABOUT, _WEIGHTS):
-        if not (folder / name).is_file():
-            raise RunError(
-                f"{folder} has no {name}: give the folder of a run that `mirrorhead train` or"
-                " `mirrorhead sweep` made, with at least one epoch done"
-            )
-    try:
-        about = json.loads((folder / _ABOUT).read_text())
-        rule = OptimizerSettings(**about["training"].pop("optimizer"))
-        kind = {"imdb": TextSettings, "cifar10": ViTSettings}[about["data"]]
-        chosen = Preset(
-            about["data"],
-            kind(**about["model"]),
-            TrainSettings(**about["training"], optimizer=rule),
+def complete_run(
+    chosen: Preset,
+    sets: Sets,
+    folder: Path,
+    *,
+    test: bool = True,
+    wait: bool = False,
+    group: ProcessGroup | None = None,
+    loggers: Sequence[Logger] = (),
+) -> tuple[Outcome, Score | None]:
+    """Train a preset in `folder`, then score the weights of the best epoch on the test set.
+
+    What is done already is read from the folder: result.json for training, test.json for the
+    score. So a finished run needs none of its checkpoints.
+
+    Args:
+        test: False leaves the test set alone; the score is then None.
+        wait: while another process trains in the folder, instead of a BlockingIOError.
+        group: the processes that train together; one alone if None.
+    """
+    group = group or ProcessGroup()
+    with locked_run(folder, wait=wait) if group.is_first else nullcontext():
+        if group.is_first and check_run_folder(folder) is None:
+            describe_run(folder, chosen)
+        torch.manual_seed(chosen.training.seed)
+        model = chosen.build().to(own_device())
+        settings = chosen.training
+        outcome = train_locked(
+            model, sets.train, sets.validation, settings, folder, group, loggers, restore=False
         )
-        model = chosen.build()
-        model.load_state_dict(load_file(folder / _WEIGHTS))
-    except (ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        raise RunError(f"{folder} cannot be read as a run: {error}") from error
-    return Run(folder, chosen, model.eval())
+        return outcome, _test_score(chosen, sets, folder, group) if test else None
+
+
+def read_score(folder: Path) -> Score | None:
+    """Return the score of the best weights on the test set; None if there is none yet."""
+    path = folder / TEST
+    if not path.exists():
+        return None
+    return read_json(path, Score, "Delete it, and the weights are scored again")
+
+
+def _test_score(chosen: Preset, sets: Sets, folder: Path, group: ProcessGroup) -> Score:
+    known = read_score(folder)
+    group.barrier()  # before the first process writes it
+    if known is not None:
+        return known
+    model = chosen.build().to(own_device())  # whole, where the trained one may be sharded
+    load_best(folder, model)
+    found = evaluate(model, sets.test, group=group)
+    if group.is_first:
+        write_json(folder / TEST, found)
+    return Score(**found)

@@ -67,7 +67,7 @@ class TrainSettings:
     """How long, in what order and at what rate to train.
 
     Args:
-        epochs: at most so many passes over the training set.
+        epochs: passes over the training set, at most.
         batch_size: over all processes together.
         optimizer: see `OptimizerSettings`.
         schedule: "constant", or "cosine" from lr to 0 over all epochs.
@@ -101,6 +101,7 @@ class TrainSettings:
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "checkpoint_every", "keep"):
             _check(name, getattr(self, name), low=1)
+        _check("seed", self.seed, low=0, below=2**63)
         _check("warmup", self.warmup, low=0, below=1)
         if self.clip is not None:
             _check("clip", self.clip, low=0, open_low=True)
@@ -131,5 +132,5 @@ def _check(
 ) -> None:
     if not (value > low if open_low else value >= low) or not value < below:
         than = "greater than" if open_low else "at least"
-        limit = "" if below == math.inf else f" and less than {below:g}"
+        limit = "" if below == math.inf else f" and less than {below:,}"
         raise ValueError(f"{name} must be {than} {low:g}{limit}, got {value!r}")

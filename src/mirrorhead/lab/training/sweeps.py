@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from mirrorhead._files import write_atomically, write_json
+from mirrorhead.lab.datasets.fingerprint import fingerprint
 from mirrorhead.lab.datasets.sources import data_root
+from mirrorhead.lab.runtime.errors import SweepError
 from mirrorhead.lab.runtime.jobs import Backend, Failure, Work, interrupts, local
-from mirrorhead.lab.training.loop import fingerprint
 from mirrorhead.lab.training.presets import Preset, preset
 from mirrorhead.lab.training.settings import OptimizerSettings
 from mirrorhead.lab.training.trials import Trial, find_trial, run_trial, trial_sets
@@ -41,10 +42,6 @@ class Tuned:
 
 #: Told of every run that ends: which, its record or why there is none, and whether it was there.
 Listener = Callable[[Trial, "dict[str, Any] | Failure", bool], None]
-
-
-class SweepError(RuntimeError):
-    """Some runs have no result; all others are kept."""
 
 
 def sweep(

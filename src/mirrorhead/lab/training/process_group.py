@@ -1,4 +1,4 @@
-"""One process or several: who we are, how the model is wrapped, what is added up."""
+"""One process or several: the rank of this one, how the model is wrapped, sums over all."""
 
 from __future__ import annotations
 
@@ -15,32 +15,34 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
-class Team:
-    """This process's number and the number of all."""
+class ProcessGroup:
+    """The processes that train one model together: the rank of this one and their number."""
 
     rank: int = 0
     size: int = 1
 
     @property
-    def leads(self) -> bool:
+    def is_first(self) -> bool:
+        """Whether this process writes the files and prints."""
         return self.rank == 0
 
     def part(self, batch: np.ndarray) -> np.ndarray:
-        """This process's share of a batch."""
+        """Return this process's share of a batch."""
         return batch[self.rank :: self.size]
 
-    def add_up(self, values: Tensor) -> Tensor:
-        """The sum over all processes."""
+    def sum(self, values: Tensor) -> Tensor:
+        """Return the sum over all processes."""
         if self.size > 1:
             dist.all_reduce(values)
         return values
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
+        """Wait until all processes are here."""
         if self.size > 1:
             dist.barrier()
 
     def wrap(self, model: nn.Module, how: Literal["ddp", "fsdp"]) -> nn.Module:
-        """The model to call; its weights are the first process's, replicated or sharded."""
+        """Replicate or shard the model, with the first process's weights; call what is returned."""
         if self.size == 1:
             return model
         for tensor in [*model.parameters(), *model.buffers()]:
@@ -58,23 +60,23 @@ class Team:
 
 
 def own_device() -> torch.device:
-    """Where this process computes: on its GPU, or on the CPU where there is none."""
+    """Return this process's GPU, or the CPU where there is none."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
 @contextmanager
-def joined() -> Iterator[Team]:
-    """The team that torchrun started, or one process alone."""
+def process_group() -> Iterator[ProcessGroup]:
+    """Join the processes that torchrun started; without torchrun, this process is alone."""
     if dist.is_available() and dist.is_initialized():
-        yield Team(dist.get_rank(), dist.get_world_size())
+        yield ProcessGroup(dist.get_rank(), dist.get_world_size())
     elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
         try:
-            yield Team(dist.get_rank(), dist.get_world_size())
+            yield ProcessGroup(dist.get_rank(), dist.get_world_size())
             dist.barrier()  # gloo aborts a process whose peer is gone while it still talks
         finally:
             dist.destroy_process_group()
     else:
-        yield Team()
+        yield ProcessGroup()

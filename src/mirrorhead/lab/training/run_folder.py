@@ -1,0 +1,223 @@
+"""A run's folder: which files are in it, which run it belongs to, and reading it back.
+
+    settings.json     everything that decides the result; the folder belongs to these settings
+    preset.json       data set and model, from which `load_run` builds the model again
+    log.jsonl         one line for every event
+    checkpoints/      the last states, to resume from
+    best.safetensors  weights of the epoch with the best validation accuracy
+    result.json       the outcome; there exactly if the run has finished, and then the truth
+    test.json         loss and accuracy of the best weights on the test set
+    mirrorhead.lock   held by the process that trains
+
+A folder that is neither empty nor a run is refused before anything in it is changed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import nn
+
+from mirrorhead._files import is_temporary, remove_leftovers, write_json
+from mirrorhead.lab.models import TextSettings, ViTSettings
+from mirrorhead.lab.runtime.errors import RunError
+from mirrorhead.lab.runtime.json_files import from_plain, read_json
+from mirrorhead.lab.training.presets import Preset
+from mirrorhead.lab.training.settings import TrainSettings
+
+SETTINGS, PRESET, BEST, RESULT = "settings.json", "preset.json", "best.safetensors", "result.json"
+LOCK = "mirrorhead.lock"
+DATA = ("examples", "validation")  # the fingerprints in settings.json
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended. `epochs` has the losses and accuracies of each epoch.
+
+    `sha256` is the checksum of best.safetensors; runs of older versions have none.
+    """
+
+    best_epoch: int
+    best_accuracy: float
+    stopped_early: bool
+    epochs: tuple[dict[str, float], ...]
+    sha256: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.best_epoch <= len(self.epochs):
+            raise ValueError(f"best_epoch is {self.best_epoch}, of {len(self.epochs)} epochs")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run: its folder, its settings, and the model with the weights of its best epoch."""
+
+    folder: Path
+    preset: Preset
+    model: nn.Module
+
+
+def check_run_folder(folder: Path) -> dict[str, Any] | None:
+    """Return the settings of the run in a folder; None if the folder is new or empty.
+
+    Anything else is a RunError. Nothing is changed.
+    """
+    try:
+        names = set(os.listdir(folder))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RunError(f"{folder} cannot hold a run: {error.strerror}") from error
+    if SETTINGS in names:
+        settings = read_json(folder / SETTINGS, dict[str, Any])
+        if "arithmetic" not in settings:
+            raise RunError(f"{folder / SETTINGS} is not of a run: choose a new or empty folder")
+        return settings
+    # A run that was killed before it wrote its settings, by this version or an older one.
+    own = {LOCK, PRESET, "sweep.lock"}
+    if PRESET in names:
+        _read_preset(folder)
+    if own & names:
+        own |= {"lock", "checkpoints"}
+    if foreign := sorted(name for name in names - own if not is_temporary(name)):
+        raise RunError(
+            f"{folder} is not empty and holds no run (it has {foreign[0]!r}):"
+            " choose a new or empty folder"
+        )
+    return None
+
+
+@contextmanager
+def locked_run(folder: Path, *, wait: bool = False) -> Iterator[None]:
+    """Make the folder and hold its lock, which ends with the process.
+
+    Other machines see the lock if they share the file system and it has locks, as NFS does.
+
+    Args:
+        wait: until another process releases it; else a BlockingIOError is raised.
+    """
+    check_run_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / LOCK
+    lock = FileLock(path, timeout=-1 if wait else 0, poll_interval=0.5)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise BlockingIOError(f"{folder} is in use by another process") from None
+    except OSError as error:
+        why = f"the file system cannot lock files ({error.strerror})"
+        raise OSError(error.errno, why, str(path)) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def claim(folder: Path, about: dict[str, Any], *, write: bool) -> None:
+    """Check that the folder belongs to the run that `about` describes, or make it so.
+
+    Leftovers of a killed process are removed, once the folder is known to be this run's.
+    """
+    there = check_run_folder(folder)
+    if there is None:
+        if not write:
+            return
+        write_json(folder / SETTINGS, about)
+    else:
+        for key, value in about.items():
+            old = there.get(key)
+            if old != value and not (key in DATA and _same_data(old, value)):
+                raise RunError(
+                    f"{folder} holds a run with other settings: {key} is {old!r} there,"
+                    f" {value!r} here. Choose another folder"
+                )
+    if write:
+        (folder / "checkpoints").mkdir(exist_ok=True)
+        remove_leftovers(folder, r"(settings|preset|result)\.json|best\.safetensors|log\.jsonl")
+        remove_leftovers(folder / "checkpoints", r"step-\d+")
+
+
+def data_matches(settings: dict[str, Any], prints: tuple[str, str]) -> bool:
+    """Whether the run with these settings was trained on data with these fingerprints."""
+    return all(_same_data(settings.get(key), new) for key, new in zip(DATA, prints, strict=True))
+
+
+def _same_data(old: object, new: str) -> bool:
+    # Older versions wrote fingerprints without the part about the inputs.
+    return isinstance(old, str) and (old == new or new.startswith(f"{old}; inputs"))
+
+
+def describe_run(folder: str | Path, chosen: Preset) -> None:
+    """Write what `load_run` needs to build the run's model again."""
+    path = Path(folder) / PRESET
+    if not path.exists():
+        write_json(path, dataclasses.asdict(chosen))
+
+
+def read_outcome(folder: Path) -> Outcome | None:
+    """Return the outcome of a finished run; None if it has not finished."""
+    path = folder / RESULT
+    if not path.exists():
+        return None
+    return read_json(path, Outcome, "Delete it, and the run resumes from its last checkpoint")
+
+
+def load_run(folder: str | Path) -> Run:
+    """Read a run that `mirrorhead train` or a sweep has made; the model is in evaluation mode."""
+    folder = Path(folder)
+    for name in (PRESET, BEST):
+        if not (folder / name).is_file():
+            raise RunError(
+                f"{folder} has no {name}: give the folder of a run that `mirrorhead train` or"
+                " `mirrorhead sweep` made, with at least one epoch done"
+            )
+    chosen = _read_preset(folder)
+    model = chosen.build()
+    load_best(folder, model)
+    return Run(folder, chosen, model.eval())
+
+
+def load_best(folder: Path, model: nn.Module) -> None:
+    """Load the weights of the best epoch; their checksum is compared with the finished run's."""
+    path = folder / BEST
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror}") from error
+    outcome = read_outcome(folder)
+    if outcome and outcome.sha256 and hashlib.sha256(content).hexdigest() != outcome.sha256:
+        raise RunError(
+            f"{path} is damaged: its SHA-256 is not the one in {RESULT}. Delete {RESULT} and"
+            " checkpoints/ to train the run again"
+        )
+    try:
+        model.load_state_dict(load(content))
+    except (SafetensorError, ValueError, RuntimeError) as error:
+        first = str(error).splitlines()[0]
+        raise RunError(f"{path} cannot be read as the weights of this run: {first}") from error
+
+
+@dataclass(frozen=True)
+class _StoredPreset:
+    """A preset as it is written: which class the model's settings are depends on the data."""
+
+    data: Literal["imdb", "cifar10"]
+    model: dict[str, Any]
+    training: TrainSettings
+
+
+def _read_preset(folder: Path) -> Preset:
+    path = folder / PRESET
+    stored = read_json(path, _StoredPreset)
+    kind = TextSettings if stored.data == "imdb" else ViTSettings
+    return Preset(stored.data, from_plain(stored.model, kind, str(path)), stored.training)
