@@ -17,6 +17,7 @@ from mirrorhead.lab.cli.attention import Attention
 from mirrorhead.lab.cli.collect import Collect
 from mirrorhead.lab.cli.evaluate import Evaluate
 from mirrorhead.lab.cli.patch import Patch
+from mirrorhead.lab.cli.playground import Playground
 from mirrorhead.lab.cli.report import Report
 from mirrorhead.lab.cli.reproduce import Reproduce
 from mirrorhead.lab.cli.sweep import Sweep
@@ -32,6 +33,7 @@ COMMANDS = {
     "attention": Attention,
     "report": Report,
     "patch": Patch,
+    "playground": Playground,
 }
 
 
