@@ -107,7 +107,9 @@ def test_solutions_are_the_librarys(page: Page, p: float) -> None:
             best = rough if solution.status[k] == "unfinished" else solution
             assert ours["status"] == best.status[k], (shape, k)
             if ours["status"] == "infeasible":
-                rows, dual = torch.tensor(ours["rows"]), torch.tensor(ours["dual"])
+                rows, dual = (
+                    torch.tensor(ours[name], dtype=torch.float64) for name in ("rows", "dual")
+                )
                 assert (dual >= 0).all()
                 assert dual.sum() == pytest.approx(1)
                 assert (dual @ rows).abs().max() <= 1e-9 * rows.abs().max()
@@ -201,26 +203,22 @@ def selected(page: Page) -> list[int]:
 
 def drag(page: Page, handle: str, to: tuple[float, float]) -> None:
     """Drag with the mouse, to a point in the units of the plane."""
-    plane = page.locator("#plane").bounding_box()
-    assert plane is not None
-    start, scale = page.evaluate(
-        """(name) => {
+    start, end = page.evaluate(
+        """([name, to]) => {
+            const plane = document.getElementById("plane");
             const at = (handle) => handle.transform.baseVal[0].matrix;
-            const known = document.querySelector('[data-handle="token-0-0"]');
-            const [x] = Playground.state.samples[0].tokens[0];
+            const known = at(document.querySelector('[data-handle="token-0-0"]'));
+            const unit = (known.e - 300) / Playground.state.samples[0].tokens[0][0];
             const { e, f } = at(document.querySelector(`[data-handle="${name}"]`));
-            return [[e, f], (at(known).e - 300) / x];
+            const seen = (x, y) => new DOMPoint(x, y).matrixTransform(plane.getScreenCTM());
+            const ends = [seen(e, f), seen(300 + unit * to[0], 300 - unit * to[1])];
+            return ends.map((end) => [end.x, end.y]);
         }""",
-        handle,
+        [handle, to],
     )
-    unit = plane["width"] / 600
-
-    def move(x: float, y: float) -> None:
-        page.mouse.move(plane["x"] + unit * x, plane["y"] + unit * y, steps=5)
-
-    move(*start)
+    page.mouse.move(*start)
     page.mouse.down()
-    move(300 + scale * to[0], 300 - scale * to[1])
+    page.mouse.move(*end, steps=5)
     page.mouse.up()
 
 

@@ -193,9 +193,8 @@ const Playground = (() => {
     const svg = $("plane");
     let held = null;
     const at = (event) => {
-      const box = svg.getBoundingClientRect();
-      const x = ((event.clientX - box.left) / box.width) * 600;
-      const y = ((event.clientY - box.top) / box.height) * 600;
+      const { x, y } = new DOMPoint(event.clientX, event.clientY)
+        .matrixTransform(svg.getScreenCTM().inverse());
       return [((x - 300) * view) / 290, ((300 - y) * view) / 290];
     };
     svg.addEventListener("pointerdown", (event) => {

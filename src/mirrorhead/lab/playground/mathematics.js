@@ -196,14 +196,17 @@ const Mirror = (() => {
    * Barriers are exact to about 1e-12 in the objective, which says little about small entries of
    * w. Newton's method works on the smooth side of the link between w and its multipliers l:
    * A (A' l)^(q-1) = 1 for p < 2; mirror(w) = A' l and A w = 1 for p >= 2. At most four
-   * constraints are needed; those with the largest multipliers are tried.
+   * constraints are needed: those with the largest multipliers, and for large p, where multipliers
+   * can be as small as 1e-12, other likely ones.
    */
   function polish(A, p, rough) {
-    const order = A.map((_, k) => k).sort((i, j) => rough.dual[j] - rough.dual[i]);
+    const slack = A.map((a) => dot4(a, rough.w) - 1);
+    const all = A.map((_, k) => k);
+    const byDual = [...all].sort((i, j) => rough.dual[j] - rough.dual[i]);
+    const bySlack = [...all].sort((i, j) => slack[i] - slack[j]);
     let best = rough;
     let gap = certify(A, p, rough).gap;
-    for (let size = 1; size <= Math.min(4, A.length); size++) {
-      const active = order.slice(0, size);
+    const attempt = (active) => {
       const S = active.map((k) => A[k]);
       const start = active.map((k) => rough.dual[k]);
       const { w, l } = p < 2 ? polishDual(S, p, start) : polishPrimal(S, p, rough.w);
@@ -211,9 +214,24 @@ const Mirror = (() => {
       active.forEach((k, i) => { lambda[k] = Math.max(l[i], 0); });
       const found = certify(A, p, { w, dual: lambda }).gap;
       if (found < gap) [best, gap] = [{ w, dual: lambda }, found];
-      if (gap < 1e-13) break;
+      return gap < 1e-13;
+    };
+    for (let size = 1; size <= Math.min(4, A.length); size++) {
+      if (attempt(byDual.slice(0, size))) return best;
     }
+    if (gap < TOLERANCE) return best;
+    const likely = [...new Set([...byDual.slice(0, 4), ...bySlack.slice(0, 4)])];
+    for (const subset of subsets(likely, 4)) if (attempt(subset)) return best;
     return best;
+  }
+
+  /** The subsets of 1 to `most` items. */
+  function subsets(items, most) {
+    let found = [[]];
+    for (const item of items) {
+      found = found.concat(found.filter((s) => s.length < most).map((s) => [...s, item]));
+    }
+    return found.slice(1);
   }
 
   function polishDual(S, p, start) {
