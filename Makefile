@@ -5,12 +5,13 @@ DEV := .venv/.dev
 CMAKE := $(firstword $(wildcard $(BIN)/cmake) cmake)
 KERNELS := src/mirrorhead/native/kernels.so
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick bench lint format native
+.PHONY: help demo test quick docs docs-serve bench lint format native
 
 help:
 	@echo "make demo    set up, then run the paper's experiments and write out/report.html"
 	@echo "make test    set up, then lint, types and all tests"
 	@echo "make quick   lint, and the quick tests (under 90 s)"
+	@echo "make docs    build the documentation into out/docs"
 	@echo "make bench   print the benchmark tables"
 	@echo "make format  let ruff fix what it can"
 	@echo "make native  build the C library in place (no set-up; seconds)"
@@ -45,6 +46,13 @@ test: lint
 quick: $(DEV) $(KERNELS)
 	$(BIN)/ruff check .
 	$(BIN)/python -m pytest -q -n 2 -m "not slow"
+
+docs: $(DEV)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs -q build --strict
+	@echo "documentation: out/docs/index.html (search needs a server: make docs-serve)"
+
+docs-serve: docs
+	$(BIN)/python -m http.server --directory out/docs 8000
 
 bench: $(DEV) $(KERNELS)
 	$(BIN)/python benchmarks/step.py

@@ -24,12 +24,15 @@ _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([\[(])(.*?)\\[\])]</\1
 
 def on_page_markdown(text: str, **_: Any) -> str:
     """Include files of the repository, and point links out of docs/ to pages (called by mkdocs)."""
-    text = re.sub(
-        r'^--8<-- "(.+)"$', lambda m: (ROOT / m[1]).read_text().rstrip(), text, flags=re.M
-    )
+    text = re.sub(r'^--8<-- "(.+)"$', _included, text, flags=re.M)
     text = text.replace("<!-- commands -->", commands())
     text = re.sub(r"\]\((?:\.\./)?examples/(\w+)\.py\)", r"](examples.md#\1)", text)
     return re.sub(r"\]\(docs/", "](", text)
+
+
+def _included(match: re.Match[str]) -> str:
+    text = (ROOT / match[1]).read_text().strip()
+    return f"```python\n{text}\n```" if match[1].endswith(".py") else text
 
 
 def commands() -> str:
@@ -53,7 +56,10 @@ def on_page_content(content: str, **_: Any) -> str:
 
 def _mathml(match: re.Match[str]) -> str:
     display = "block" if match[2] == "[" else "inline"
-    formula = convert(html.unescape(match[3]).strip(), display=display)
+    latex = html.unescape(match[3]).strip().replace("{aligned}", "{split}")  # all it knows
+    formula = convert(latex, display=display)
+    if "\\" in formula or "<mi>&<" in formula:
+        raise ValueError(f"latex2mathml cannot translate {latex}")
     return f'<div class="formula">{formula}</div>' if display == "block" else formula
 
 
@@ -78,7 +84,9 @@ def markdown(docstring: str) -> str:
     """
     text = re.sub(r":math:`([^`]+)`", r"$\1$", docstring)
     text = re.sub(r"^( *)\.\. math::\n((?:(?:\1 +.*)?\n)+)", _display, text, flags=re.M)
-    text = re.sub(r"^( +)(\w+(?:, \w+)+):((?: .*|\n\1 +.*)+)(?:\n|\Z)", _arguments, text, flags=re.M)
+    text = re.sub(
+        r"^( +)(\w+(?:, \w+)+):((?: .*|\n\1 +.*)+)(?:\n|\Z)", _arguments, text, flags=re.M
+    )
     return re.sub(r"^( *)>>> .*\n?(?:\1\S.*\n?| *\1 .*\n?)*", _example, text, flags=re.M)
 
 
