@@ -79,6 +79,6 @@ LOSSES = {
 
 def get_loss(loss: str) -> Loss:
     """The loss of that name, or a ValueError that lists the names."""
-    if loss not in LOSSES:
+    if not isinstance(loss, str) or loss not in LOSSES:
         raise ValueError(f"loss must be one of {', '.join(LOSSES)}; got {loss!r}")
     return LOSSES[loss]

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mirrorhead._checks import is_number
+
 Dims = int | tuple[int, ...] | None
 
 
@@ -101,7 +103,7 @@ class PNorm:
 
 def check_p(p: float, name: str = "p") -> float:
     """p as a float, or a ValueError/TypeError that says what is allowed."""
-    if isinstance(p, bool) or not isinstance(p, int | float):
+    if not is_number(p):
         raise TypeError(f"{name} must be a number greater than 1, got {type(p).__name__}")
     if not (1 < p < math.inf):
         raise ValueError(f"{name} must be finite and greater than 1, got {p!r}")
@@ -286,8 +288,9 @@ def _series(e: Tensor, n: float, first: int) -> Tensor:
 def _in_wide(f: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     """f in float32 or better, the result back in the tensors' own dtype."""
     for x in tensors:
-        if not x.is_floating_point():
-            raise TypeError(f"expected a floating point tensor, got {x.dtype}")
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            given = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(f"expected a floating point tensor, got {given}")
     dtype = tensors[0].dtype
     for x in tensors[1:]:
         dtype = torch.promote_types(dtype, x.dtype)

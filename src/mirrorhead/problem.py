@@ -27,6 +27,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mirrorhead._checks import as_floats, as_tensor
 from mirrorhead.losses import Loss, get_loss
 from mirrorhead.potentials import lp_norm
 
@@ -125,18 +126,30 @@ class AttentionProblem:
         classes: int | None = None,
     ) -> None:
         get_loss(loss)
-        X = _floats("X", X)
+        X = as_tensor("X", X).to(torch.float64)
         if X.dim() < 3 or 0 in X.shape:
             raise ValueError(f"X must be (..., n, T, d) and not empty, got {tuple(X.shape)}")
+        if mask is not None:
+            mask = as_tensor("mask", mask, X)
+            if mask.dtype != torch.bool or mask.shape != X.shape[:-1]:
+                raise ValueError(
+                    f"mask must be bool of shape {tuple(X.shape[:-1])},"
+                    f" got {mask.dtype} {tuple(mask.shape)}"
+                )
+            if not bool(mask.any(-1).all()):
+                raise ValueError("mask must keep at least one token of every sample")
+            # What padding holds must not matter, not even to 0 * x: it may be NaN.
+            X = X.masked_fill(~mask.unsqueeze(-1), 0.0)
+        X = as_floats("X", X)
         for name, count, least in (("heads", heads, 1), ("classes", classes, 2)):
             if count is not None and (type(count) is not int or count < least):
                 raise ValueError(f"{name} must be None or an integer >= {least}, got {count!r}")
         if classes is not None and loss != "logistic":
             raise ValueError(f"loss must be 'logistic' with classes, got {loss!r}")
         trials, n, d = X.shape[:-3], X.shape[-3], X.shape[-1]
-        z = _floats("z", z, X)
-        y = _floats("y", y, X)
-        v = _floats("v", v, X)
+        z = as_floats("z", z, X)
+        y = as_floats("y", y, X)
+        v = as_floats("v", v, X)
         head = tuple(size for size in (heads, classes) if size is not None)
         for name, value, shape in (
             ("z", z, (*trials, n, d)),
@@ -149,17 +162,6 @@ class AttentionProblem:
             raise ValueError("y must be +1 or -1 everywhere (or give classes)")
         if classes is not None and not bool(((y == y.round()) & (y >= 0) & (y < classes)).all()):
             raise ValueError(f"y must be integers from 0 to {classes - 1} with classes={classes}")
-        if mask is not None:
-            mask = torch.as_tensor(mask, device=X.device)
-            if mask.dtype != torch.bool or mask.shape != X.shape[:-1]:
-                raise ValueError(
-                    f"mask must be bool of shape {tuple(X.shape[:-1])},"
-                    f" got {mask.dtype} {tuple(mask.shape)}"
-                )
-            if not bool(mask.any(-1).all()):
-                raise ValueError("mask must keep at least one token of every sample")
-            # What padding holds must not matter, not even to 0 * x.
-            X = X.masked_fill(~mask.unsqueeze(-1), 0.0)
         for name, value in (
             ("X", X), ("z", z), ("y", y), ("v", v), ("loss_name", loss), ("mask", mask),
             ("heads", heads), ("classes", classes),
@@ -299,7 +301,7 @@ class AttentionProblem:
 
     def _weights(self, W: Tensor) -> Tensor:
         """W as (..., heads, d, d) in float64, checked."""
-        W = torch.as_tensor(W, dtype=torch.float64, device=self.X.device)
+        W = as_tensor("W", W, self.X).to(torch.float64)
         if W.shape != self.weight_shape:
             raise ValueError(f"W must have shape {self.weight_shape}, got {tuple(W.shape)}")
         return W if self.heads is not None else W.unsqueeze(-3)
@@ -395,15 +397,10 @@ def _cross_entropy_slope(output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return weights, log_slope
 
 
-def _floats(name: str, value: object, like: Tensor | None = None) -> Tensor:
-    """A finite float64 tensor, or an error that names the argument."""
-    try:
-        x = torch.as_tensor(value, device=None if like is None else like.device)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{name} must be a tensor or an array of numbers: {error}") from None
-    if x.is_complex():
-        raise TypeError(f"{name} must be real, got {x.dtype}")
-    x = x.to(torch.float64)
-    if not bool(x.isfinite().all()):
-        raise ValueError(f"{name} must be finite, got {int((~x.isfinite()).sum())} bad entries")
-    return x
+def check_problem(problem: AttentionProblem, plain: bool = False) -> AttentionProblem:
+    """The problem, or an error; `plain` asks for one head and labels +1 and -1."""
+    if not isinstance(problem, AttentionProblem):
+        raise TypeError(f"problem must be an AttentionProblem, got {type(problem).__name__}")
+    if plain and (problem.heads is not None or problem.classes is not None):
+        raise ValueError(f"problem must have one head and labels +1 and -1, got {problem}")
+    return problem

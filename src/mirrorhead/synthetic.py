@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
+from mirrorhead._checks import check_integer, is_number
 from mirrorhead.problem import AttentionProblem
 
 
@@ -29,8 +32,8 @@ def random_problem(
     True
     """
     for name, value in (("trials", trials), ("n", n), ("T", T), ("d", d)):
-        if type(value) is not int or value < 1:
-            raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
+        check_integer(name, value, 1)
+    check_integer("first", first, 0)
     head = tuple(size for size in (heads, classes) if size is not None)
     parts = []
     for seed in range(first, first + trials):
@@ -53,6 +56,8 @@ def random_weights(
     generator looks at 32 bits of its seed, and the highest is set here.
     """
     shape, leading = problem.weight_shape, problem.trials
+    if not (is_number(scale) and 0 <= scale < math.inf):
+        raise ValueError(f"scale must be a finite number >= 0, got {scale!r}")
     if len(leading) != 1:
         raise ValueError(f"random_weights needs one leading dimension, got {leading}")
     starts = []

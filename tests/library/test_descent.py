@@ -175,7 +175,7 @@ def test_a_killed_run_resumes_to_the_same_bits(
         go(checkpoint=file, checkpoint_seconds=0)
     assert [f.name for f in file.parent.iterdir()] == ["run.npz"]
     resumed = go(checkpoint=file)
-    assert calls < 37 + 60 - 30  # it did go on, not start anew
+    assert calls < 37 + 60 - 30  # it resumed, and did not start again
     for name in ("steps", "W", "tokens") + (("v",) if joint else ()):
         assert torch.equal(getattr(resumed, name), getattr(whole, name))
     monkeypatch.undo()
@@ -369,7 +369,13 @@ def test_a_bar_shows_on_a_terminal_after_two_seconds(monkeypatch: pytest.MonkeyP
         ({"steps": 0}, "steps must be an integer >= 1, got 0"),
         ({"lr": -1.0}, "lr must be a number > 0"),
         ({"lr": float("nan")}, "lr must be a number > 0"),
+        ({"lr": True}, "lr must be a number > 0, got True"),
+        ({"steps": True}, "steps must be an integer >= 1, got True"),
+        ({"steps": 2.0}, "steps must be an integer >= 1, got 2.0"),
         ({"head_lr": 0.0}, "head_lr must be a number > 0"),
+        ({"checkpoint_seconds": float("nan")}, "checkpoint_seconds must be a number >= 0, got nan"),
+        ({"init": [torch.ones(2, 10, 3)]}, r"init must be W or a pair \(K, Q\), got 1 entries"),
+        ({"init": [torch.ones(10, 3)] * 2}, r"init\[0\] must have shape \(2, 10, m\) with one m"),
         ({"rule": "fast"}, "rule must be one of constant, normalized"),
         ({"init": torch.zeros(3, 3)}, r"init must have shape \(2, 10, 10\)"),
         ({"init": torch.full((2, 10, 10), float("inf"))}, "init must be finite"),
@@ -385,10 +391,75 @@ def test_bad_input_is_refused(arguments: dict, message: str) -> None:
         mh.descend(**({"problem": random_problem(2), "p": 1.5, "steps": 10} | arguments))
 
 
-def test_records_are_whole_numbers() -> None:
-    for record in ([1.7], "12", 3):
-        with pytest.raises(TypeError, match="record must be a list of whole numbers"):
-            mh.descend(random_problem(1), 1.5, 10, record=record)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"p": True}, "p must be a number greater than 1, got bool"),
+        ({"p": None}, "p must be a number greater than 1, got NoneType"),
+        ({"problem": None}, "problem must be an AttentionProblem, got NoneType"),
+        ({"init": "zero"}, "init must be a tensor or an array of numbers"),
+        ({"init": [[1.0], [1.0, 2.0]]}, "init must be a tensor or an array of numbers"),
+        ({"init": torch.ones(2, 10, 10, dtype=torch.cfloat)}, "init must be real"),
+        ({"record": [1.7]}, "record must be a list of integers"),
+        ({"record": "12"}, "record must be a list of integers"),
+        ({"record": 3}, "record must be a list of integers"),
+    ],
+)
+def test_input_of_the_wrong_type_is_refused(arguments: dict, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        mh.descend(**({"problem": random_problem(2), "p": 1.5, "steps": 10} | arguments))
+
+
+def test_a_pair_may_be_a_list_and_numbers_may_be_numpys() -> None:
+    problem = random_problem(2)
+    pair = [random_weights(problem, 1.0, first=k)[..., :3] for k in (0, 7)]
+    expected = mh.descend(problem, 1.5, 10, 0.1, init=(pair[0], pair[1]))
+    assert torch.equal(mh.descend(problem, 1.5, 10, 0.1, init=pair).W, expected.W)
+    assert expected.K is not None
+    numbers = mh.descend(problem, np.float32(1.5), np.int64(10), np.float64(0.1), init=pair)  # type: ignore[arg-type]
+    assert torch.equal(numbers.W, expected.W)
+
+
+def test_other_things_than_solutions_and_paths_are_refused() -> None:
+    path = mh.descend(random_problem(2), 1.5, 10)
+    other = random_problem(1, d=4).trial(0)
+    solution = mh.attention_svm(other.X, other.z, mh.globally_optimal_tokens(other))
+    with pytest.raises(ValueError, match=r"a W of shape \(2, 10, 10\) like the path, got \(4, 4\)"):
+        path.divergence_to(solution)
+    with pytest.raises(TypeError, match="solution must come from attention_svm or svm"):
+        path.divergence_to(path.W)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="path must come from descend, got Tensor"):
+        mh.diagnose(path.W)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("step", None),
+        ("step", np.array("three")),
+        ("step", np.array(-1)),
+        ("state/W/u", None),
+        ("state/W/u", np.zeros((1, 10, 10))),
+        ("state/W/u", np.zeros((2, 10, 10), dtype=np.float32)),
+        ("record/1/W", np.zeros((2, 10))),
+        ("record/one/W", np.zeros((2, 10, 10))),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused(name: str, content: object, tmp_path: File) -> None:
+    """A state of another size used to reach the C loop, which wrote past its end."""
+    problem, file = random_problem(2), tmp_path / "run.npz"
+    mh.descend(problem, 1.5, 10, checkpoint=file)
+    with np.load(file) as stored:
+        arrays = dict(stored)
+    if content is None:
+        del arrays[name]
+    else:
+        arrays[name] = np.asarray(content)
+    np.savez(file, **arrays)
+    before = file.read_bytes()
+    with pytest.raises(ValueError, match=r"run.npz cannot be read .*; delete it to start from the"):
+        mh.descend(problem, 1.5, 20, checkpoint=file)
+    assert file.read_bytes() == before
 
 
 def test_logits_that_overflow_are_no_zero_gradient() -> None:

@@ -205,3 +205,9 @@ def test_exponents_snap_to_quarters() -> None:
     assert inverse_exponent(1.4) == 2.5
     assert snap(1 / 3) == 1 / 3
     assert power(torch.ones(1), 12.5) == 1
+
+
+def test_what_is_no_tensor_is_refused():
+    for w in (None, [1.0, 2.0], torch.tensor([1, 2])):
+        with pytest.raises(TypeError, match="expected a floating point tensor"):
+            PNorm(3).norm(w)

@@ -431,3 +431,55 @@ def test_bad_weights_are_refused():
         ValueError, match=r"trial needs one leading dimension, the problem has \(\)"
     ):
         GOOD.trial(0)
+
+
+def test_padding_may_hold_anything():
+    short = random_problem(2, n=3, T=4, d=5)
+    junk = torch.full((2, 3, 2, 5), math.nan, dtype=torch.float64)
+    mask = torch.tensor([True] * 4 + [False] * 2).expand(2, 3, 6)
+    padded = mh.AttentionProblem(
+        torch.cat([short.X, junk], -2), short.z, short.y, short.v, mask=mask
+    )
+    W = random_weights(short, 1.0)
+    assert torch.equal(padded.loss(W), short.loss(W))
+    with pytest.raises(ValueError, match="X must be finite, got 30 bad entries"):
+        mh.AttentionProblem(
+            padded.X.index_fill(-2, torch.tensor([0]), math.nan), *_others(short, mask)
+        )
+
+
+def _others(problem, mask):
+    return problem.z, problem.y, problem.v, "logistic", mask
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"loss": ["logistic"]}, "loss must be one of logistic, exponential, linear"),
+        ({"mask": "none"}, "mask must be a tensor or an array"),
+        ({"X": None}, "X must be a tensor or an array of numbers"),
+        ({"z": torch.zeros(3, 5, dtype=torch.cfloat)}, "z must be real"),
+    ],
+)
+def test_odd_arguments_are_named(arguments, message):
+    whole = random_problem(1, n=3, T=4, d=5).trial(0)
+    given = {"X": whole.X, "z": whole.z, "y": whole.y, "v": whole.v} | arguments
+    with pytest.raises((TypeError, ValueError), match=message):
+        mh.AttentionProblem(**given)
+
+
+def test_odd_weights_are_named():
+    problem = random_problem(1, n=3, T=4, d=5).trial(0)
+    for W in (None, "W", torch.ones(5, 5, dtype=torch.cfloat)):
+        with pytest.raises(TypeError, match="W must be"):
+            problem.gradient(W)
+    for scale in (math.nan, -1.0, True):
+        with pytest.raises(ValueError, match="scale must be a finite number >= 0"):
+            random_weights(random_problem(1), scale)
+
+
+def test_lists_of_numbers_lose_no_digits():
+    X = [[[0.1, 0.2], [0.3, 0.4]]]
+    problem = mh.AttentionProblem(X, [[0.1, 0.7]], [1], [0.1, 0.3])
+    assert torch.equal(problem.X, torch.tensor(X, dtype=torch.float64))
+    assert torch.equal(problem.v, torch.tensor([0.1, 0.3], dtype=torch.float64))

@@ -7,9 +7,10 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from mirrorhead._checks import as_tensor, check_integer, check_seed
 from mirrorhead.margin import svm
 from mirrorhead.potentials import check_p
-from mirrorhead.problem import AttentionProblem
+from mirrorhead.problem import AttentionProblem, check_problem
 
 ROUNDS, BEST = 4, 20  # of the local search, and how many points it starts from
 
@@ -50,13 +51,11 @@ def assumption_b(
     tensor(True)
     """
     p = check_p(p)
-    if problem.heads is not None or problem.classes is not None:
-        raise ValueError(f"problem must have one head and labels +1 and -1, got {problem}")
-    if type(samples) is not int or samples < 1:
-        raise ValueError(f"samples must be an integer >= 1, got {samples!r}")
+    check_problem(problem, plain=True)
+    samples, seed = check_integer("samples", samples, 1), check_seed(seed)
     X, y = problem.X, problem.y
     lead, (n, T, d) = problem.trials, X.shape[-3:]
-    tokens = torch.as_tensor(tokens, device=X.device)
+    tokens = as_tensor("tokens", tokens, X)
     if tokens.shape != y.shape or tokens.is_floating_point() or tokens.dtype == torch.bool:
         given = f"{tokens.dtype} {tuple(tokens.shape)}"
         raise ValueError(f"tokens must be integers of shape {tuple(y.shape)}, got {given}")

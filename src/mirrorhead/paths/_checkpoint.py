@@ -1,4 +1,4 @@
-"""A run on disk: enough to go on bit for bit after a kill. Plain arrays, never pickle."""
+"""A descent on disk: enough to resume it bit for bit after a kill. Plain arrays, never pickle."""
 
 from __future__ import annotations
 
@@ -7,19 +7,32 @@ import io
 import json
 import os
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path as File
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from mirrorhead._files import write_atomically
 
 VERSION = 1
 
+Tensors = dict[str, Tensor]  # by the name of a parameter, or of a part of its state
+
+
+@dataclass
+class Progress:
+    """How far a run has come: the step, the state of every parameter, the recorded weights."""
+
+    step: int
+    states: dict[str, Tensors]
+    records: dict[int, Tensors]
+
 
 def fingerprint(tensors: dict[str, Tensor | None], options: dict[str, Any]) -> str:
-    """A hash of everything that decides a run, except its length."""
+    """A hash of everything that determines a run, except its length."""
     digest = hashlib.sha256(json.dumps([VERSION, options], sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
         array = np.zeros(0) if tensor is None else tensor.detach().cpu().contiguous().numpy()
@@ -28,28 +41,63 @@ def fingerprint(tensors: dict[str, Tensor | None], options: dict[str, Any]) -> s
     return digest.hexdigest()
 
 
-def save_checkpoint(file: str | os.PathLike[str], key: str, arrays: dict[str, np.ndarray]) -> None:
-    """Write the arrays so that the file is the old one or the new one, never a part."""
+def save_checkpoint(file: File, key: str, progress: Progress) -> None:
+    """Write the progress so that the file is the old one or the new one, never a part."""
+    arrays = {"key": np.array(key), "step": np.array(progress.step)}
+    for name, state in progress.states.items():
+        arrays |= {f"state/{name}/{part}": x.cpu().numpy() for part, x in state.items()}
+    for k, weights in progress.records.items():
+        arrays |= {f"record/{k}/{name}": w.cpu().numpy() for name, w in weights.items()}
     buffer = io.BytesIO()
-    np.savez(buffer, key=np.array(key), **arrays)  # pyright: ignore[reportArgumentType]
-    write_atomically(File(file), buffer.getvalue())
+    np.savez(buffer, **arrays)  # pyright: ignore[reportArgumentType]
+    write_atomically(file, buffer.getvalue())
 
 
-def load_checkpoint(file: str | os.PathLike[str], key: str) -> dict[str, np.ndarray] | None:
-    """The arrays of that run, None where there is no file, ValueError for another run's."""
+def load_checkpoint(file: File, key: str, start: Progress, weights: Tensors) -> Progress | None:
+    """The progress of the run with this key; None where there is no file.
+
+    `start` and `weights` show what a state and a record of this run look like. ValueError for
+    the checkpoint of another run, and for a file that is damaged: the C loop trusts the shapes.
+    """
     if not os.path.exists(file):
         return None
     try:
         with open(file, "rb") as stream, np.load(stream, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
         found = str(arrays.pop("key"))
+        if found == key:
+            return _unpack(arrays, start, weights)
     except (ValueError, KeyError, TypeError, EOFError, OSError, zipfile.BadZipFile) as error:
         raise ValueError(
-            f"checkpoint {os.fspath(file)} cannot be read ({error}); delete it to start anew"
+            f"checkpoint {file} cannot be read ({error}); delete it to start from the beginning"
         ) from None
-    if found != key:
-        raise ValueError(
-            f"checkpoint {os.fspath(file)} belongs to another run: other data, start, p, lr or"
-            " rule. Give another file, or delete it"
-        )
-    return arrays
+    raise ValueError(
+        f"checkpoint {file} belongs to another run: other data, start, p, lr or rule. Give another"
+        " file, or delete it"
+    )
+
+
+def _unpack(arrays: dict[str, np.ndarray], start: Progress, weights: Tensors) -> Progress:
+    step = int(arrays.pop("step"))
+    if step < 0:
+        raise ValueError(f"step is {step}")
+    states = {
+        name: {part: _tensor(arrays, f"state/{name}/{part}", x) for part, x in state.items()}
+        for name, state in start.states.items()
+    }
+    steps = {int(entry.split("/")[1]) for entry in arrays if entry.startswith("record/")}
+    records = {
+        k: {name: _tensor(arrays, f"record/{k}/{name}", x) for name, x in weights.items()}
+        for k in sorted(steps)
+    }
+    return Progress(step, states, records)
+
+
+def _tensor(arrays: dict[str, np.ndarray], name: str, like: Tensor) -> Tensor:
+    if name not in arrays:
+        raise ValueError(f"{name} is missing")
+    x = torch.from_numpy(arrays[name])
+    if x.shape != like.shape or x.dtype != like.dtype:
+        expected = f"{like.dtype} {tuple(like.shape)}"
+        raise ValueError(f"{name} is {x.dtype} {tuple(x.shape)} instead of {expected}")
+    return x.to(like.device)

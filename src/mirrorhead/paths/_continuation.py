@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from mirrorhead._checks import as_tensor
 from mirrorhead.paths._lbfgs import Minimum, minimize
 from mirrorhead.potentials import lp_norm, signed_power
 from mirrorhead.problem import AttentionProblem
@@ -219,8 +220,6 @@ class Directions:
     """
 
     def __init__(self, size: int, first: Tensor, seed: int) -> None:
-        if type(seed) is not int:
-            raise TypeError(f"seed must be an integer, got {seed!r}")
         self.generator = torch.Generator().manual_seed(seed)
         self.size, self.first, self.fresh = size, first, True
 
@@ -254,23 +253,19 @@ def lowest_first(points: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
 
 def check_radii(name: str, radii: Sequence[float] | Tensor, trials: tuple[int, ...]) -> Tensor:
     """The radii as (radii, *trials), or an error that names them."""
-    values = torch.as_tensor(radii, dtype=torch.float64)
+    values = as_tensor(name, radii).to(torch.float64)
     if values.dim() == 1:
         values = values.reshape(-1, *(1 for _ in trials)).expand(-1, *trials)
     if values.dim() == 0 or values.shape[1:] != trials or values.numel() == 0:
-        given = tuple(torch.as_tensor(radii).shape)
+        given = tuple(as_tensor(name, radii).shape)
         raise ValueError(f"{name} must be (radii,) or (radii, *{trials}), got shape {given}")
     if not bool(((values > 0) & values.isfinite()).all()) or bool((values.diff(dim=0) <= 0).any()):
         raise ValueError(f"{name} must be positive, finite and increasing, got {radii}")
     return values
 
 
-def check_problem(problem: AttentionProblem, starts: int) -> AttentionProblem:
+def flattened(problem: AttentionProblem) -> AttentionProblem:
     """The problem with one dimension of trials."""
-    if problem.heads is not None or problem.classes is not None:
-        raise ValueError(f"problem must have one head and labels +1 and -1, got {problem}")
-    if type(starts) is not int or starts < 1:
-        raise ValueError(f"starts must be an integer >= 1, got {starts!r}")
     X, z, y, v, mask = problem.X, problem.z, problem.y, problem.v, problem.mask
     return AttentionProblem(
         X.reshape(-1, *X.shape[-3:]),

@@ -1,4 +1,4 @@
-"""A progress bar for people: on a terminal only, and only for what takes its time."""
+"""A progress line on a terminal, for work that takes more than two seconds."""
 
 from __future__ import annotations
 
@@ -7,38 +7,33 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-PATIENCE = 2.0  # seconds without a bar
+PATIENCE = 2.0  # seconds before the line is shown
+INTERVAL = 0.1  # seconds between two updates
 
 
 @contextmanager
 def progress_bar(title: str, total: int, show: bool = True) -> Iterator[Callable[[int], None]]:
-    """Yields a function to call with the number of steps done."""
+    """Yield a function to call with the number of steps done; it writes to a terminal only."""
     if not (show and sys.stderr.isatty()):
         yield lambda done: None
         return
-    from rich.console import Console
-    from rich.progress import Progress, TextColumn, TimeRemainingColumn
-
-    bar = Progress(
-        *Progress.get_default_columns()[:3],
-        TextColumn("{task.completed}/{task.total}"),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    task = bar.add_task(title, total=total)
-    begin, running = time.monotonic(), False
+    begin = time.monotonic()
+    due, width = begin + PATIENCE, 0
 
     def tick(done: int) -> None:
-        nonlocal running
-        if not running and time.monotonic() - begin > PATIENCE:
-            running = True
-            bar.start()
-        if running:
-            bar.update(task, completed=done)
+        nonlocal due, width
+        now = time.monotonic()
+        if now < due:
+            return
+        left = (now - begin) * (total - done) / max(done, 1)
+        line = f"{title}: {done}/{total}, {left:.0f} s left"
+        sys.stderr.write("\r" + line.ljust(width))
+        sys.stderr.flush()
+        due, width = now + INTERVAL, len(line)
 
     try:
         yield tick
     finally:
-        if running:
-            bar.stop()
+        if width:
+            sys.stderr.write("\r" + " " * width + "\r")
+            sys.stderr.flush()

@@ -5,26 +5,36 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import index
+from pathlib import Path as File
+from typing import TypeGuard
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from mirrorhead._checks import as_floats, check_integer, check_positive, is_number
 from mirrorhead.margin import MarginSolution
 from mirrorhead.paths._acceleration import Accelerated
-from mirrorhead.paths._checkpoint import fingerprint, load_checkpoint, save_checkpoint
+from mirrorhead.paths._checkpoint import (
+    Progress,
+    fingerprint,
+    load_checkpoint,
+    save_checkpoint,
+)
 from mirrorhead.paths._progress import progress_bar
 from mirrorhead.paths._update_rules import Constant, Normalized, Rule, State
 from mirrorhead.paths.compiled import NormalizedLoop, can_compile
 from mirrorhead.paths.step_size import warn_if_too_large
 from mirrorhead.potentials import PNorm, check_p, dual_exponent
-from mirrorhead.problem import AttentionProblem, Gradient
+from mirrorhead.problem import AttentionProblem, Gradient, check_problem
 
 RULES = ("constant", "normalized", "accelerated")
-AT_ONCE = 250  # steps between two looks at the clock
+STEPS_PER_CALL = 250  # the clock is read, and Ctrl-C noticed, after each call
+
+
+Init = Tensor | tuple[Tensor, Tensor] | list[Tensor] | None  # W, or (K, Q), or zero
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,13 +72,13 @@ class Path:
 
         NaN where W(k) is zero or the solution has none and so there is no direction.
         """
-        return direction_divergence(solution.p, solution.W, self.W, 2)
+        return divergence_to(solution, "W", self.W, 2)
 
     def head_divergence_to(self, solution: MarginSolution) -> Tensor:
         """The same for the head v of lp-JointGD and a solution of `svm`, (records, ...)."""
         if self.v is None:
             raise ValueError("the head was not trained: this path has no v")
-        return direction_divergence(solution.p, solution.v, self.v, 1)
+        return divergence_to(solution, "v", self.v, 1)
 
 
 def descend(
@@ -78,7 +88,7 @@ def descend(
     lr: float = 0.1,
     rule: str = "normalized",
     joint: bool = False,
-    init: Tensor | tuple[Tensor, Tensor] | None = None,
+    init: Init = None,
     *,
     head_lr: float | None = None,
     record: Sequence[int] | Tensor | None = None,
@@ -122,53 +132,54 @@ def descend(
     True
     """
     p = check_p(p)
-    if type(steps) is not int or steps < 1:
-        raise ValueError(f"steps must be an integer >= 1, got {steps!r}")
+    steps = check_integer("steps", steps, 1)
     if rule not in RULES:
         raise ValueError(f"rule must be one of {', '.join(RULES)}; got {rule!r}")
-    for name, rate in (("lr", lr), ("head_lr", lr if head_lr is None else head_lr)):
-        if not (isinstance(rate, int | float) and 0 < rate < math.inf):
-            raise ValueError(f"{name} must be a number > 0, got {rate!r}")
-    if rule == "accelerated" and (joint or isinstance(init, tuple)):
+    lr = check_positive("lr", lr)
+    head_lr = lr if head_lr is None else check_positive("head_lr", head_lr)
+    parameters = _parameters(check_problem(problem), joint, init)
+    if rule == "accelerated" and parameters.keys() != {"W"}:
         raise ValueError("rule='accelerated' trains W alone: no joint=True, no factors (K, Q)")
     wanted = recorded_steps(steps) if record is None else _check_record(record, steps)
-    parameters = _parameters(problem, joint, init)
-    rates = {"v": lr if head_lr is None else head_lr}
-    rules = {name: _rule(rule, problem, p, rates.get(name, lr)) for name in parameters}
+    if not (is_number(checkpoint_seconds) and checkpoint_seconds >= 0):
+        raise ValueError(f"checkpoint_seconds must be a number >= 0, got {checkpoint_seconds!r}")
+    rules = {name: _rule(rule, problem, p, head_lr if name == "v" else lr) for name in parameters}
 
     with torch.no_grad():
         states = {name: rules[name].start(w, dims) for name, (w, dims) in parameters.items()}
-        step, records, key, warned = 0, {}, "", False
-        if checkpoint is not None:
-            key = _key(problem, p, rule, lr, rates["v"], parameters)
-            stored = load_checkpoint(checkpoint, key)
-            if stored is not None:
-                step, states, records = _unpack(stored, states, steps)
-                _check_kept(wanted, records, step)
-            else:  # a place that cannot be written is found out now, not after the run
-                save_checkpoint(checkpoint, key, _pack(step, states, records))
-        advance = _stepper(problem, p, lr, rules, states)
-        stops = sorted(k for k in wanted | {steps} if k >= step)
+        run, warned = Progress(0, states, {}), False
+        file, key = None if checkpoint is None else File(checkpoint), ""
+        if file is not None:
+            key = _key(problem, p, rule, lr, head_lr, parameters)
+            start = {name: w for name, (w, _) in parameters.items()}
+            stored = load_checkpoint(file, key, run, start)
+            if stored is None:  # a file that cannot be written is noticed now, not after the run
+                save_checkpoint(file, key, run)
+            else:
+                run = stored
+                _check_kept(wanted, steps, run)
+        advance = _stepper(problem, p, lr, rules, run.states)
+        stops = sorted(k for k in wanted | {steps} if k >= run.step)
         saved = time.monotonic()
         with progress_bar(f"descent, p = {p:g}", steps, progress) as tick:
             for stop in stops:
-                while step < stop:
-                    count = min(stop - step, AT_ONCE)
-                    states = advance(states, count)
-                    step += count
-                    tick(step)
-                    if checkpoint is not None and time.monotonic() - saved > checkpoint_seconds:
-                        save_checkpoint(checkpoint, key, _pack(step, states, records))
+                while run.step < stop:
+                    count = min(stop - run.step, STEPS_PER_CALL)
+                    run.states = advance(run.states, count)
+                    run.step += count
+                    tick(run.step)
+                    if file is not None and time.monotonic() - saved > checkpoint_seconds:
+                        save_checkpoint(file, key, run)
                         saved = time.monotonic()
-                if stop in wanted and stop not in records:
-                    weights = {name: rules[name].recorded(states[name]) for name in rules}
+                if stop in wanted and stop not in run.records:
+                    weights = {name: rules[name].recorded(run.states[name]) for name in rules}
                     _check_finite(weights, stop, lr)
-                    records[stop] = weights
-                    if rule == "constant" and not warned:  # once is enough, and it is costly
+                    run.records[stop] = weights
+                    if rule == "constant" and not warned:  # the check is costly: warn once
                         warned = warn_if_too_large(problem, p, lr, weights, stop)
-        if checkpoint is not None:
-            save_checkpoint(checkpoint, key, _pack(step, states, records))
-    return _path(problem, p, rule, lr, [(k, records[k]) for k in sorted(wanted)])
+        if file is not None:
+            save_checkpoint(file, key, run)
+    return _path(problem, p, rule, lr, [(k, run.records[k]) for k in sorted(wanted)])
 
 
 def recorded_steps(steps: int, per_decade: int = 40) -> set[int]:
@@ -180,6 +191,25 @@ def recorded_steps(steps: int, per_decade: int = 40) -> set[int]:
     decades = math.ceil(math.log10(steps)) if steps > 1 else 0
     spaced = {round(10 ** (j / per_decade)) for j in range(decades * per_decade + 1)}
     return {k for k in spaced if k <= steps} | {steps}
+
+
+def divergence_to(solution: MarginSolution, name: str, path: Tensor, dims: int) -> Tensor:
+    """The divergence of the directions of `path` to a part W or v of a solution, (records, ...)."""
+    if not isinstance(solution, MarginSolution):
+        given = type(solution).__name__
+        raise TypeError(f"solution must come from attention_svm or svm, got {given}")
+    target = getattr(solution, name)
+    try:
+        torch.broadcast_shapes(target.shape, path.shape[1:])
+        fits = target.shape[-dims:] == path.shape[-dims:]
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"solution must have a {name} of shape {tuple(path.shape[1:])} like the path,"
+            f" got {tuple(target.shape)}"
+        )
+    return direction_divergence(solution.p, target, path, dims)
 
 
 def direction_divergence(p: float, target: Tensor, path: Tensor, dims: int) -> Tensor:
@@ -216,38 +246,41 @@ def _stepper(
 
 
 def _parameters(
-    problem: AttentionProblem, joint: bool, init: Tensor | tuple[Tensor, Tensor] | None
+    problem: AttentionProblem, joint: bool, init: Init
 ) -> dict[str, tuple[Tensor, int]]:
-    """What is trained, by name: the start, and how many dimensions are not trials."""
+    """What is trained, by name: the start, and how many of its dimensions are not trials."""
     shape, dims = problem.weight_shape, problem.weight_dims
     parameters: dict[str, tuple[Tensor, int]] = {}
-    if isinstance(init, tuple):
+    if isinstance(init, tuple) or _is_list_of_tensors(init):
         if len(init) != 2:
-            raise ValueError(f"init must be W or a pair (K, Q), got {len(init)} tensors")
-        for name, factor in zip("KQ", init, strict=True):
-            factor = torch.as_tensor(factor, dtype=torch.float64, device=problem.X.device)
-            if factor.shape[:-1] != shape[:-1] or factor.shape[-1] != init[0].shape[-1]:
+            raise ValueError(f"init must be W or a pair (K, Q), got {len(init)} entries")
+        K, Q = (as_floats(f"init[{k}]", init[k], problem.X) for k in range(2))
+        for k, factor in enumerate((K, Q)):
+            if factor.shape[:-1] != shape[:-1] or factor.shape[-1] != K.shape[-1]:
+                sizes = ", ".join(map(str, shape[:-1]))
                 raise ValueError(
-                    f"init[{'KQ'.index(name)}] must have shape {(*shape[:-1], 'm')} with one m"
-                    f" for both factors, got {tuple(factor.shape)}"
+                    f"init[{k}] must have shape ({sizes}, m) with one m for both factors of a"
+                    f" pair (K, Q), got {tuple(factor.shape)}"
                 )
-            parameters[name] = (factor, dims)
-        either = torch.cat([factor for factor, _ in parameters.values()], -1)
-        if not bool(either.flatten(-dims).any(-1).all()):
-            raise ValueError("init must not be a pair of zeros in any trial: a saddle")
+        if not bool(torch.cat([K, Q], -1).flatten(-dims).any(-1).all()):
+            raise ValueError("init must not be a pair of zeros in any trial: that is a saddle")
+        parameters |= {"K": (K, dims), "Q": (Q, dims)}
     else:
         W = torch.zeros(shape, dtype=torch.float64, device=problem.X.device)
-        if init is not None:
-            W = torch.as_tensor(init, dtype=torch.float64, device=problem.X.device)
-            if W.shape != shape:
-                raise ValueError(f"init must have shape {shape}, got {tuple(W.shape)}")
+        W = W if init is None else as_floats("init", init, problem.X)
+        if W.shape != shape:
+            raise ValueError(
+                f"init must have shape {shape}, or be a pair (K, Q); got shape {tuple(W.shape)}"
+            )
         parameters["W"] = (W, dims)
     if joint:
         parameters["v"] = (problem.v, problem.head_dims)
-    for name, (w, _) in parameters.items():
-        if not bool(w.isfinite().all()):
-            raise ValueError(f"init must be finite, {name} is not")
     return parameters
+
+
+def _is_list_of_tensors(init: object) -> TypeGuard[list[Tensor]]:
+    """Whether init is a pair [K, Q] given as a list; a list of lists of numbers is W."""
+    return isinstance(init, list) and len(init) > 0 and isinstance(init[0], Tensor)
 
 
 def _rule(rule: str, problem: AttentionProblem, p: float, lr: float) -> Rule:
@@ -307,18 +340,20 @@ def _check_record(record: Sequence[int] | Tensor, steps: int) -> set[int]:
     try:
         wanted = {index(k) for k in record}
     except TypeError:
-        raise TypeError(f"record must be a list of whole numbers, got {record!r}") from None
+        raise TypeError(f"record must be a list of integers, got {record!r}") from None
     if not wanted or min(wanted) < 0 or max(wanted) > steps:
         raise ValueError(f"record must be steps from 0 to {steps}, got {sorted(wanted)}")
     return wanted
 
 
-def _check_kept(wanted: set[int], records: Iterable[int], step: int) -> None:
-    gone = sorted(k for k in wanted if k < step and k not in records)
-    if gone:
+def _check_kept(wanted: set[int], steps: int, run: Progress) -> None:
+    if run.step > steps:
+        raise ValueError(f"steps must be at least {run.step}, where the checkpoint is; got {steps}")
+    missing = sorted(k for k in wanted if k < run.step and k not in run.records)
+    if missing:
         raise ValueError(
-            f"record asks for step {gone[0]}, which the checkpoint, at step {step}, did not keep;"
-            " delete the checkpoint to start anew"
+            f"record asks for step {missing[0]}, which the checkpoint, at step {run.step}, did not"
+            " keep; delete the checkpoint to start from the beginning"
         )
 
 
@@ -329,9 +364,6 @@ def _check_finite(weights: dict[str, Tensor], step: int, lr: float) -> None:
                 f"{name} is not finite at step {step}: lr = {lr:g} or the start is too large, p too"
                 " close to 1 for so long a run, or the data near the limits of floating point"
             )
-
-
-# -- the state of a run as plain arrays -------------------------------------------------
 
 
 def _key(
@@ -346,36 +378,3 @@ def _key(
     tensors |= {f"init {name}": w for name, (w, _) in parameters.items()}
     options = {"p": p, "rule": rule, "lr": lr, "head_lr": head_lr, "loss": problem.loss_name}
     return fingerprint({**tensors, "mask": problem.mask}, options)
-
-
-def _pack(
-    step: int, states: dict[str, State], records: dict[int, dict[str, Tensor]]
-) -> dict[str, np.ndarray]:
-    arrays = {"step": np.array(step)}
-    for name, state in states.items():
-        arrays |= {f"state/{name}/{part}": x.cpu().numpy() for part, x in state.items()}
-    for k, weights in records.items():
-        arrays |= {f"record/{k}/{name}": w.cpu().numpy() for name, w in weights.items()}
-    return arrays
-
-
-def _unpack(
-    arrays: dict[str, np.ndarray], like: dict[str, State], steps: int
-) -> tuple[int, dict[str, State], dict[int, dict[str, Tensor]]]:
-    step = int(arrays["step"])
-    if step > steps:
-        raise ValueError(f"steps must be at least {step}, where the checkpoint is; got {steps}")
-    states = {
-        name: {
-            part: torch.from_numpy(arrays[f"state/{name}/{part}"]).to(x.device)
-            for part, x in state.items()
-        }
-        for name, state in like.items()
-    }
-    device = next(iter(next(iter(like.values())).values())).device
-    records: dict[int, dict[str, Tensor]] = {}
-    for entry, array in arrays.items():
-        if entry.startswith("record/"):
-            _, k, name = entry.split("/")
-            records.setdefault(int(k), {})[name] = torch.from_numpy(array).to(device)
-    return step, states, records

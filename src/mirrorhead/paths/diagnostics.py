@@ -66,6 +66,8 @@ def diagnose(path: Path, tol: float = 1e-9) -> Diagnostics:
     Diagnostics(p=2, divergence 6.0e-03, norm 89.6, mass 1.000000, locally optimal 3 of 3,
         rate -1.95 (Theorem 4: -1, often seen: -2))
     """
+    if not isinstance(path, Path):
+        raise TypeError(f"path must come from descend, got {type(path).__name__}")
     problem = path.problem
     if problem.heads is not None or problem.classes is not None:
         raise ValueError("diagnose is for one head and labels +-1; use divergence_to for others")

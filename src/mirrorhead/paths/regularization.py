@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mirrorhead._checks import check_integer, check_seed
 from mirrorhead.margin import MarginSolution
 from mirrorhead.paths._continuation import (
     COARSE,
@@ -29,16 +30,16 @@ from mirrorhead.paths._continuation import (
     Balls,
     Directions,
     Function,
-    check_problem,
     check_radii,
+    flattened,
     follow,
     lowest_first,
     search_inside,
 )
 from mirrorhead.paths._excess_loss import Excess, log_loss
-from mirrorhead.paths.descent import direction_divergence
+from mirrorhead.paths.descent import divergence_to
 from mirrorhead.potentials import PNorm, check_p, dual_exponent, lp_norm
-from mirrorhead.problem import AttentionProblem
+from mirrorhead.problem import AttentionProblem, check_problem
 
 ROUNDS = 5  # of v given W and W given v in a joint search, after both were moved together
 
@@ -88,13 +89,13 @@ class RegularizationPath:
 
     def divergence_to(self, solution: MarginSolution) -> Tensor:
         """D(W_mm, W(R)) of the directions to a solution of `attention_svm`, (radii, ...)."""
-        return direction_divergence(solution.p, solution.W, self.W, 2)
+        return divergence_to(solution, "W", self.W, 2)
 
     def head_divergence_to(self, solution: MarginSolution) -> Tensor:
         """The same for the head of a joint path and a solution of `svm`, (radii, ...)."""
         if self.v is None:
             raise ValueError("the head was fixed: this path has no v")
-        return direction_divergence(solution.p, solution.v, self.v, 1)
+        return divergence_to(solution, "v", self.v, 1)
 
     def __repr__(self) -> str:
         joint = ", joint" if self.v is not None else ""
@@ -147,7 +148,8 @@ def regularization_path(
     (tensor([   -6.6054,   -46.8483, -4474.2629], dtype=torch.float64), tensor([0, 0, 0]))
     """
     p = check_p(p)
-    flat = check_problem(problem, starts)
+    flat = flattened(check_problem(problem, plain=True))
+    starts, seed = check_integer("starts", starts, 1), check_seed(seed)
     radii = check_radii("radii", radii, problem.trials).to(flat.X.device)
     scores = flat.scores()
     if bool((Excess(flat, scores).log_gap == -torch.inf).flatten(1).all(-1).any()):
@@ -214,7 +216,8 @@ def joint_regularization_path(
         starts, seed: as in `regularization_path`.
     """
     p = check_p(p)
-    flat = check_problem(problem, starts)
+    flat = flattened(check_problem(problem, plain=True))
+    starts, seed = check_integer("starts", starts, 1), check_seed(seed)
     if problem.loss_name != "logistic":
         raise ValueError(f"problem must have the logistic loss, got {problem.loss_name}")
     radii = check_radii("radii", radii, problem.trials).to(flat.X.device)

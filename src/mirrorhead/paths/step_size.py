@@ -19,8 +19,9 @@ import warnings
 import torch
 from torch import Tensor
 
+from mirrorhead._checks import as_floats
 from mirrorhead.potentials import check_p
-from mirrorhead.problem import AttentionProblem
+from mirrorhead.problem import AttentionProblem, check_problem
 
 CHECKED = 512
 
@@ -37,13 +38,12 @@ def largest_step(problem: AttentionProblem, W: Tensor, p: float) -> Tensor:
     tensor(23.8630, dtype=torch.float64)
     """
     p = check_p(p)
-    if problem.heads is not None or problem.classes is not None:
-        raise ValueError("largest_step is for one head and labels +-1")
+    check_problem(problem, plain=True)
     X, z, n = problem.X, problem.z, problem.X.shape[-3]
     logits = problem.logits(W)  # (..., n, T); also checks W
     if not bool((logits < torch.inf).all()):
         raise ValueError("W must give finite logits X W z")
-    W = torch.as_tensor(W, dtype=torch.float64, device=X.device)
+    W = as_floats("W", W, X)
     s = logits.softmax(-1)
     a = problem.scores()
     margin = (s * a).sum(-1, keepdim=True)
