@@ -175,3 +175,11 @@ def test_nuclear_norm_in_batches_and_infeasible():
     solution = mh.attention_svm(X, z, tokens, norm="nuclear")
     assert solution.status == ["optimal"] * 2 + ["infeasible"] + ["optimal"] * 3
     assert solution.check(X, z, tokens)
+
+
+def test_nuclear_norm_with_rows_that_do_not_matter_at_p2():
+    """The compiled kernel leaves out rows above 100; their multipliers of 0 are no start."""
+    X, z, tokens = random_problem(10, 13, 12, seed=0)
+    solution = mh.attention_svm(X, z, tokens, norm="nuclear")
+    assert solution.status == "optimal"
+    assert solution.check(X, z, tokens)

@@ -36,31 +36,41 @@ def solve(A: Blocks, b: Tensor, tol: float) -> Outcome:
             f"norm='nuclear' takes at most {LAST_RESORT} constraints a problem, got {A.rows}"
         )
     outcome = solve_lp(A, b, 2.0, 1e-2)
+    n, R, a = A.left.shape[1:]
     for k in range(A.batch):
         if math.isfinite(float(outcome.gap[k])):
-            one = A.take(slice(k, k + 1))
-            w, lam, gap, iterations = _follow(one, b[k], outcome.lam[k], tol)
-            outcome.w[k], outcome.lam[k], outcome.gap[k] = w, lam, gap
+            live = b[k] > 0  # padding is no constraint, and has no multiplier
+            left = A.left[k].reshape(n * R, a)[live]
+            right = A.right[k].repeat_interleave(R, 0)[live]
+            w, lam, gap, iterations = _follow(left, right, b[k, live], outcome.lam[k, live], tol)
+            outcome.w[k], outcome.gap[k] = w, gap
+            outcome.lam[k] = torch.zeros_like(b[k]).masked_scatter_(live, lam)
             outcome.iterations[k] += iterations
     return outcome
 
 
-def _follow(A: Blocks, b: Tensor, lam: Tensor, tol: float) -> tuple[Tensor, Tensor, float, int]:
-    """The central path of one problem from lam > 0: weights (N,), multipliers, gap, steps."""
-    n, R, a = A.left.shape[1:]
-    left = A.left.reshape(n * R, a)
-    right = A.right[0].repeat_interleave(R, 0)  # (m, c)
-    live = b > 0
+def _follow(
+    left: Tensor, right: Tensor, b: Tensor, lam: Tensor, tol: float
+) -> tuple[Tensor, Tensor, float, int]:
+    """Follow the central path of one problem from near lam to its end.
+
+    left: (m, a) and right: (m, c), the factors of each row; b, lam: (m,), b > 0, lam >= 0.
+    Returns the best weights (N,) and multipliers (m,), their gap, and the number of steps.
+    """
+    a, c = left.shape[1], right.shape[1]
 
     def pull(x: Tensor) -> Tensor:
-        return A.adjoint(x.unsqueeze(0)).view(a, -1)
+        return left.mT @ (x.unsqueeze(-1) * right)
 
     def push(W: Tensor) -> Tensor:
-        return A.apply(W.reshape(1, -1)).squeeze(0)
+        return (left @ W * right).sum(-1)
 
+    # The start may have multipliers 0, of constraints that do not matter at p = 2. The barrier
+    # needs all of them positive.
+    lam = 0.95 / (b @ lam) * lam + 0.05 / (b @ b) * b
     lam = lam * (0.5 / torch.linalg.matrix_norm(pull(lam), 2))
     mu = float(b @ lam) / (len(b) + a)
-    best, best_gap = (b.new_zeros(A.columns), lam), math.inf
+    best, best_gap = (b.new_zeros(a * c), lam), math.inf
     steps = 0
     while steps < MAX_ITERATIONS:
         steps += 1
@@ -82,7 +92,7 @@ def _follow(A: Blocks, b: Tensor, lam: Tensor, tol: float) -> tuple[Tensor, Tens
         decrement = math.sqrt(max(float(step @ gradient), 0.0) / mu)
         dS = pull(step)
         W = 2 * mu * (Q + G @ dS @ F + Q @ dS.mT @ Q)
-        margin = float((push(W)[live] / b[live]).min())
+        margin = float((push(W) / b).min())
         if margin > 0:
             upper = float(torch.linalg.svdvals(W).sum()) / margin
             gap = upper * float(sigma[0]) / float(b @ lam) - 1
