@@ -8,6 +8,7 @@ are separate problems.
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from itertools import islice, product
 from typing import Protocol
@@ -16,7 +17,11 @@ import torch
 from torch import Tensor
 
 from mirrorhead.margin import MarginSolution, attention_svm
+from mirrorhead.margin.certificate import Norm, active_constraints
+from mirrorhead.margin.constraints import attention_constraints
 from mirrorhead.potentials import PNorm, check_p, dual_exponent, lp_norm
+
+FINEST = 1e-13  # the smallest gap that float64 certifies for most problems
 
 
 class TokenProblem(Protocol):
@@ -63,14 +68,22 @@ def support_tokens(problem: TokenProblem, tokens: Tensor, p: float) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class LocalOptimality:
-    """Whether selected tokens are locally optimal, and if not, why.
+    """Whether selected tokens are locally optimal: yes, no, or cannot tell.
 
-    optimal: (...) bool; reasons: one for each problem in the order of the flattened leading
-    dimensions, "" where optimal; rivals: (..., n, T) bool, support tokens that score no less
-    than the selected one; solution: the lp-AttSVM solution. True where all are optimal.
+    optimal: (...) bool, True where the tokens are proved to be locally optimal.
+    undecided: (...) bool, True where neither this nor the contrary is proved: the margin problem
+        is unfinished, or a constraint holds with equality up to what the certificate resolves,
+        has no multiplier to prove it, and its token scores no less than the selected one.
+    reasons: one for each problem in the order of the flattened leading dimensions, "" where
+        optimal.
+    rivals: (..., n, T) bool, support tokens that score no less than the selected one.
+    solution: the lp-AttSVM solution.
+
+    The object is true if all problems are proved to be optimal.
     """
 
     optimal: Tensor
+    undecided: Tensor
     reasons: tuple[str, ...]
     rivals: Tensor
     solution: MarginSolution
@@ -80,15 +93,23 @@ class LocalOptimality:
 
     def __repr__(self) -> str:
         if self.optimal.dim() == 0:
+            answer = "cannot tell" if bool(self.undecided) else str(bool(self))
             why = f", {self.reasons[0]}" if self.reasons[0] else ""
-            return f"LocalOptimality({bool(self)}{why})"
-        return f"LocalOptimality({int(self.optimal.sum())} of {self.optimal.numel()})"
+            return f"LocalOptimality({answer}{why})"
+        unknown = int(self.undecided.sum())
+        more = f", {unknown} undecided" if unknown else ""
+        return f"LocalOptimality({int(self.optimal.sum())} of {self.optimal.numel()}{more})"
 
 
 def locally_optimal(
     problem: TokenProblem, tokens: Tensor, p: float, tol: float = 1e-9
 ) -> LocalOptimality:
-    """Definition 3.2: the lp-AttSVM of the tokens is feasible, and they outscore its support.
+    """Decide Definition 3.2: the tokens have an lp-AttSVM solution, and outscore its support.
+
+    A token belongs to the support if its constraint holds with equality. The certificate decides
+    that (`active_constraints`) for each token that scores no less than the selected one. Where it
+    does not, the problem is solved again to 1e-13; where that does not help, the answer is
+    "cannot tell".
 
     >>> from types import SimpleNamespace
     >>> X = torch.tensor([[[2.0, 0.0], [0.0, 1.0]]])
@@ -101,18 +122,40 @@ def locally_optimal(
     scores = token_scores(problem)
     solution = _solution(problem, tokens, p, tol)
     tokens = torch.as_tensor(tokens, device=scores.device)
-    rivals = solution.support & (scores >= scores.gather(-1, tokens.unsqueeze(-1)))
-    optimal = solution.optimal & ~rivals.flatten(-2).any(-1)
-    n, T = scores.shape[-2:]
-    count = optimal.numel()
-    parts = zip(
-        solution.codes.reshape(count).tolist(),
-        scores.reshape(count, n, T),
-        tokens.reshape(count, n),
-        rivals.reshape(count, n, T),
-        strict=True,
+    *lead, n, T, d = problem.X.shape
+    count = solution.codes.numel()
+    flat = _Batch(
+        problem.X.reshape(count, n, T, d),
+        problem.z.reshape(count, n, -1),
+        _kept(problem).reshape(count, n, T),
     )
-    return LocalOptimality(optimal, tuple(_reason(*part) for part in parts), rivals, solution)
+    scores, tokens = scores.reshape(count, n, T), tokens.reshape(count, n)
+    no_less = (scores >= scores.gather(-1, tokens.unsqueeze(-1))) & flat.mask
+    no_less = no_less.scatter(-1, tokens.unsqueeze(-1), False)
+    no_less = no_less & solution.optimal.reshape(count, 1, 1)
+    W, dual = solution.W.reshape(count, d, -1), solution.dual.reshape(count, n, T)
+    active, inactive = _active(flat, tokens, W, dual, solution.kind, no_less)
+    # A problem with an active token is decided whatever its other tokens are.
+    unclear = no_less & ~active & ~inactive & ~active.flatten(1).any(-1)[:, None, None]
+    again = unclear.flatten(1).any(-1).nonzero().squeeze(-1)
+    if len(again) and tol > FINEST:
+        part = _Batch(flat.X[again], flat.z[again], flat.mask[again])
+        finer = attention_svm(part.X, part.z, tokens[again], p, FINEST, mask=part.mask)
+        better = _active(part, tokens[again], finer.W, finer.dual, finer.kind, unclear[again])
+        active[again] |= better[0]
+        unclear[again] &= ~(better[0] | better[1])
+        unclear &= ~active.flatten(1).any(-1)[:, None, None]
+    codes = solution.codes.reshape(count)
+    undecided = (codes == 2) | unclear.flatten(1).any(-1)
+    optimal = (codes == 0) & ~undecided & ~active.flatten(1).any(-1)
+    reasons = tuple(map(_reason, codes.tolist(), scores, tokens, active, unclear))
+    return LocalOptimality(
+        optimal.reshape(lead),
+        undecided.reshape(lead),
+        reasons,
+        active.reshape(*lead, n, T),
+        solution,
+    )
 
 
 def locally_optimal_sets(
@@ -121,7 +164,7 @@ def locally_optimal_sets(
     """All locally optimal token sets of one small problem, (found, n), in lexicographic order.
 
     Every one of the T^n sets (fewer with padding) is solved, a thousand at a time; more than
-    `limit` are refused.
+    `limit` are refused. Sets for which `locally_optimal` cannot tell are left out with a warning.
     """
     if problem.X.dim() != 3:
         raise ValueError(f"X must be one problem, (n, T, d); got shape {tuple(problem.X.shape)}")
@@ -131,17 +174,25 @@ def locally_optimal_sets(
     if count > limit:
         raise ValueError(f"{count} token sets are more than limit={limit}")
     sets = product(*(row.nonzero().squeeze(-1).tolist() for row in kept))
-    found = []
+    found, undecided = [], 0
     while chosen := list(islice(sets, 1000)):
         tokens = torch.tensor(chosen, device=problem.X.device)
-        batch = _Batch(
+        batch = _Repeated(
             problem.X.expand(len(chosen), n, T, d),
             problem.z.expand(len(chosen), *problem.z.shape),
+            kept.expand(len(chosen), n, T),
             problem.y.expand(len(chosen), n),
             problem.v.expand(len(chosen), d),
-            kept.expand(len(chosen), n, T),
         )
-        found.append(tokens[locally_optimal(batch, tokens, p, tol).optimal])
+        decision = locally_optimal(batch, tokens, p, tol)
+        undecided += int(decision.undecided.sum())
+        found.append(tokens[decision.optimal])
+    if undecided:
+        warnings.warn(
+            f"{undecided} of {count} token sets are left out: the certificate does not decide "
+            f"whether they are locally optimal",
+            stacklevel=2,
+        )
     return torch.cat(found)
 
 
@@ -231,11 +282,19 @@ def constants_at(problem: TokenProblem, tokens: Tensor, solution: MarginSolution
 
 @dataclass(frozen=True, eq=False)
 class _Batch:
+    """Tokens (B, n, T, d), queries (B, n, d) and mask (B, n, T)."""
+
     X: Tensor
     z: Tensor
+    mask: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _Repeated(_Batch):
+    """One problem, once for each token set."""
+
     y: Tensor
     v: Tensor
-    mask: Tensor
 
 
 def _kept(problem: TokenProblem) -> Tensor:
@@ -249,16 +308,36 @@ def _solution(problem: TokenProblem, tokens: Tensor, p: float, tol: float = 1e-9
     return attention_svm(problem.X, problem.z, tokens, p, tol, mask=mask)
 
 
-def _reason(code: int, scores: Tensor, tokens: Tensor, rivals: Tensor) -> str:
+def _active(
+    data: _Batch, tokens: Tensor, W: Tensor, dual: Tensor, norm: Norm, asked: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`active_constraints` for the tokens asked for, (B, n, T) each."""
+    constraints = attention_constraints(data.X, data.z, tokens, data.mask)
+    found = active_constraints(
+        constraints,
+        W.nan_to_num().reshape(len(W), -1),
+        constraints.collect(dual),
+        norm,
+        constraints.collect(asked) > 0,
+    )
+    active, inactive = (constraints.spread(x.double()) > 0 for x in found)
+    return active, inactive
+
+
+def _reason(code: int, scores: Tensor, tokens: Tensor, rivals: Tensor, unclear: Tensor) -> str:
     if code == 1:
         return "infeasible: no W makes attention prefer these tokens"
     if code == 2:
         return "undecided: the margin problem is unfinished"
-    if not bool(rivals.any()):
+    if bool(rivals.any()):
+        found, what = rivals, "support token"
+    elif bool(unclear.any()):
+        found, what = unclear, "perhaps on the margin: token"
+    else:
         return ""
-    i, t = rivals.nonzero()[0].tolist()
+    i, t = found.nonzero()[0].tolist()
     chosen = int(tokens[i])
     return (
-        f"sample {i}: support token {t} scores {float(scores[i, t]):.4g}, "
+        f"sample {i}: {what} {t} scores {float(scores[i, t]):.4g}, "
         f"the selected token {chosen} scores {float(scores[i, chosen]):.4g}"
     )

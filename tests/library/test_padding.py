@@ -236,8 +236,8 @@ ENTRIES: dict[str, tuple[Callable[[Posed], dict[str, Any]], str]] = {
     "assumption_b": (label_margins, "assumption_b"),
     "tokens": (
         tokens_of,
-        "cone_constants globally_optimal_tokens locally_optimal locally_optimal_sets "
-        "support_tokens token_scores",
+        "cone_constants globally_optimal_tokens locally_optimal locally_optimal_sets"
+        + " support_tokens token_scores",
     ),
 }
 # Public names that see no tokens.

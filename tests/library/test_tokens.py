@@ -9,6 +9,8 @@ import torch
 
 import mirrorhead as mh
 from margin_cases import generator, random_problem
+from mirrorhead.margin.certificate import active_constraints
+from mirrorhead.margin.constraints import attention_constraints
 
 
 @dataclass
@@ -74,6 +76,76 @@ def test_local_optimality_is_the_definition(p):
         seen.add(expected)
     assert seen == {True, False}
     assert torch.equal(verdict.solution.support, mh.support_tokens(data, tokens, p))
+
+
+def vertex(lift: float) -> Data:
+    """The solution is W z = (1, 0); token 2 scores higher and has the value 1 + lift there."""
+    X = torch.tensor([[[0.0, 0.0], [-1.0, 0.0], [-1.0 - lift, -1.0]]], dtype=torch.float64)
+    z, v = X.new_tensor([[1.0, 0.0]]), X.new_tensor([1.0, -2.0])
+    return Data(X, z, X.new_ones(1), v)
+
+
+@pytest.mark.parametrize("tol", [1e-4, 1e-6, 1e-9, 1e-12])
+@pytest.mark.parametrize("p", [1.1, 1.5, 2, 3, 10])
+def test_a_degenerate_vertex_is_never_called_optimal(p, tol):
+    """The constraint of token 2 holds with equality and has the multiplier 0."""
+    verdict = mh.locally_optimal(vertex(0), torch.tensor([0]), p, tol)
+    assert not verdict
+    assert not verdict.optimal
+    if verdict.undecided:
+        assert not verdict.rivals.any()
+        assert repr(verdict) == (
+            "LocalOptimality(cannot tell, sample 0: perhaps on the margin: token 2 scores 1, "
+            "the selected token 0 scores 0)"
+        )
+    else:
+        assert verdict.rivals.nonzero().tolist() == [[0, 2]]
+
+
+@pytest.mark.parametrize("p", [1.1, 1.5, 2, 3, 10])
+def test_near_a_degenerate_vertex_no_answer_is_wrong(p):
+    answers = {}
+    for size in (0.5, 1e-2, 1e-3, 1e-4, 1e-6, 1e-8, 1e-12):
+        above, below = (mh.locally_optimal(vertex(s), torch.tensor([0]), p) for s in (size, -size))
+        assert not below  # token 2 binds, with a multiplier of the order of the size
+        if size > 1e-4:  # sqrt(gap) is at most 3e-5
+            assert above or above.undecided
+        answers[size] = (bool(above), bool(below.undecided))
+    assert answers[0.5 if p > 4 else 1e-2] == (True, False)
+
+
+def test_undecided_problems_in_a_batch_and_in_the_search():
+    parts = [vertex(lift) for lift in (0.0, 0.1)]
+    batch = Data(*(torch.stack([getattr(d, k) for d in parts]) for k in ("X", "z", "y", "v")))
+    verdict = mh.locally_optimal(batch, torch.zeros(2, 1, dtype=torch.long), 10)
+    assert verdict.optimal.tolist() == [False, True]
+    assert verdict.undecided.tolist() == [True, False]
+    assert repr(verdict) == "LocalOptimality(1 of 2, 1 undecided)"
+    with pytest.warns(UserWarning, match="1 of 3 token sets are left out"):
+        found = mh.locally_optimal_sets(vertex(0), 10)
+    assert [0] not in found.tolist()
+
+
+@pytest.mark.parametrize("p", [1.2, 2, 4])
+def test_what_the_certificate_decides_is_so(p):
+    """A rough certificate against the margins of a solution to 1e-13."""
+    X, z, tokens = random_problem(20, 6, 8, 10, seed=10)
+    problem = attention_constraints(X, z, tokens)
+    exact = problem.A.apply(mh.attention_svm(X, z, tokens, p, 1e-13).W.reshape(20, -1)) - 1
+    for tol in (1e-2, 1e-5, 1e-9):
+        rough = mh.attention_svm(X, z, tokens, p, tol)
+        w, lam = rough.W.reshape(20, -1), problem.collect(rough.dual)
+        every = torch.ones_like(problem.live)
+        active, inactive = (torch.zeros_like(every) for _ in range(2))
+        for k in range(every.shape[1]):  # one row at a time, so that none hides another
+            asked = torch.zeros_like(every)
+            asked[:, k] = True
+            found = active_constraints(problem, w, lam, rough.kind, asked)
+            active, inactive = active | found[0], inactive | found[1]
+        assert (exact[inactive] > 0).all()
+        assert (exact[active] < tol**0.5).all()
+        assert not (active & inactive).any()
+    assert (active | inactive).all()  # nothing random is left open at 1e-9
 
 
 def test_reasons():

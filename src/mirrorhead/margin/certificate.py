@@ -21,6 +21,10 @@ from mirrorhead.potentials import dual_exponent, power
 
 # A' lam counts as zero when its norm is below this part of sum lam ||row||_2.
 FARKAS = 2e-9
+# Sums of some thousand terms are right to this relative accuracy.
+ROUNDING = 1e-14
+# Rows are looked at in parts of this many numbers.
+_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,7 @@ class Certificate:
 def certify(problem: Constraints, w: Tensor, lam: Tensor, norm: Norm) -> Certificate:
     """Evaluate weights w (B, N) and multipliers lam (B, m); negative multipliers count as 0."""
     A, live = problem.A, problem.live
-    shape = (A.batch, A.left.shape[3], A.right.shape[2])
+    shape = (A.batch, *problem.matrix)
     lam = lam.clamp_min(0) * live
     margin = torch.where(live, A.apply(w), math.inf).amin(-1)
     pulled = A.adjoint(lam)
@@ -82,6 +86,61 @@ def certify(problem: Constraints, w: Tensor, lam: Tensor, norm: Norm) -> Certifi
     # A row of zeros with a positive multiplier has no mass and proves infeasibility outright.
     farkas = torch.where(mass > 0, euclid / mass, torch.where(lam.sum(-1) > 0, 0.0, math.inf))
     return Certificate(margin, upper, lower, gap, farkas)
+
+
+def active_constraints(
+    problem: Constraints, w: Tensor, lam: Tensor, norm: Norm, asked: Tensor
+) -> tuple[Tensor, Tensor]:
+    r"""Decide which of the asked constraints hold with equality at the exact solution.
+
+    w: (B, N) feasible up to scale; lam: (B, m) >= 0; asked: (B, m) bool. Returns two (B, m)
+    bools, `active` and `inactive`, both False where the certificate does not decide. Let g be
+    the certified gap and w* an exact solution. With any multipliers mu >= 0 and any u
+    >= ||w*||, the value of row a at w* satisfies
+
+        <a, w*>  =  <A' mu, w*> + <a - A' mu, w*>  >=  sum(mu) - u ||a - A' mu||_* .
+
+    * inactive: this bound exceeds 1 for some mu = t lam. As t grows the bound tends to
+      <a, w> for an exact certificate; with a gap g the best t is of order g^(-1/2).
+    * active: lam_k (<a_k, w*> - 1) <= <lam, A w* - 1> <= g sum(lam), so a row with a share
+      lam_k / sum(lam) of at least sqrt(g) holds with equality up to sqrt(g).
+
+    A row with equality and multiplier 0, at a degenerate vertex, is decided by neither. Rows are
+    not proved inactive in problems that have an active one among those asked for.
+    """
+    A = problem.A
+    proof = certify(problem, w, lam, norm)
+    lam = lam.clamp_min(0) * problem.live
+    total = lam.sum(-1)
+    gap = proof.gap.clamp_min(ROUNDING)
+    asked = asked & problem.live & gap.isfinite().unsqueeze(-1)
+    pulled = A.adjoint(lam).view(A.batch, *problem.matrix)
+    inactive = torch.zeros_like(asked)
+    active = asked & (lam >= (gap.sqrt() * total).unsqueeze(-1))
+    rest = (asked & ~active.any(-1, keepdim=True)).nonzero()
+    for pairs in rest.split(max(1, _CHUNK // A.columns)) if len(rest) else ():
+        b, k = pairs.unbind(-1)
+        inactive[b, k] = (
+            _least_value(
+                A.take(b).take_rows(k.unsqueeze(-1)).view(len(b), *problem.matrix),
+                pulled[b],
+                total[b],
+                proof.upper[b],
+                norm,
+            )
+            > 1
+        )
+    return active, inactive
+
+
+def _least_value(a: Tensor, s: Tensor, total: Tensor, upper: Tensor, norm: Norm) -> Tensor:
+    """The largest t total - upper ||t s - a||_* over a grid of t, less its rounding, (K,)."""
+    best = torch.full_like(total, -math.inf)
+    for exponent in range(-2, 27):
+        t = norm.dual(a) * 10 ** (exponent / 2) / norm.dual(s)
+        first, second = t * total, upper * norm.dual(t[:, None, None] * s - a)
+        best = torch.maximum(best, first - second - ROUNDING * (first + second))
+    return best
 
 
 def _lp(x: Tensor, p: float) -> Tensor:

@@ -31,6 +31,11 @@ class Constraints:
     shape: tuple[int, ...]
     weights: tuple[int, ...]
 
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """The shape (a, c) of the weights as a matrix; c = 1 for a plain SVM."""
+        return self.A.left.shape[3], self.A.right.shape[2]
+
     def spread(self, lam: Tensor) -> Tensor:
         """(B, m) values of the rows -> the shape of the data; 0 where there is no row."""
         size = math.prod(self.shape)

@@ -42,7 +42,8 @@ class Diagnostics:
         return self.optimality.solution
 
     def __repr__(self) -> str:
-        optimal = self.optimality.optimal
+        optimal, undecided = self.optimality.optimal, int(self.optimality.undecided.sum())
+        open_cases = f" ({undecided} undecided)" if undecided else ""
         rate = f"rate {_median(self.rate):.2f}"
         if self.path.rule != "accelerated":  # the theorem is not about that one
             rate += f" (Theorem 4: {theorem_rate(self.path.p):g}, often seen: "
@@ -50,7 +51,7 @@ class Diagnostics:
         return (
             f"Diagnostics(p={self.path.p:g}, divergence {_median(self.divergence[-1]):.1e},"
             f" norm {_median(self.norm[-1]):.3g}, mass {float(self.mass[-1].min()):.6f},"
-            f" locally optimal {int(optimal.sum())} of {optimal.numel()},"
+            f" locally optimal {int(optimal.sum())} of {optimal.numel()}{open_cases},"
             f" {rate})"
         )
 
