@@ -72,11 +72,26 @@ def process_group() -> Iterator[ProcessGroup]:
     if dist.is_available() and dist.is_initialized():
         yield ProcessGroup(dist.get_rank(), dist.get_world_size())
     elif int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        store, rank, size = next(dist.rendezvous("env://"))
+        backend = "nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size)
         try:
-            yield ProcessGroup(dist.get_rank(), dist.get_world_size())
-            dist.barrier()  # gloo aborts a process whose peer is gone while it still talks
+            yield ProcessGroup(rank, size)
+            _leave_together(store, rank, size)
         finally:
             dist.destroy_process_group()
     else:
         yield ProcessGroup()
+
+
+def _leave_together(store: dist.Store, rank: int, size: int) -> None:
+    """Wait until no process has anything left to send.
+
+    Closing a gloo connection resets it. A barrier alone does not protect the peer: the first
+    process to return from it may close the connection while another is still inside, and an
+    error in gloo's own thread ends the process with SIGABRT because nothing there catches it
+    (pytorch/pytorch#50701, #188266). The store is not part of gloo and outlives the group.
+    """
+    dist.barrier()
+    store.set(f"left-{rank}", "1")
+    store.wait([f"left-{other}" for other in range(size)])
