@@ -234,11 +234,7 @@ ENTRIES: dict[str, tuple[Callable[[Posed], dict[str, Any]], str]] = {
     "regularization_path": (paths, "regularization_path RegularizationPath"),
     "joint_regularization_path": (joint_paths, "joint_regularization_path"),
     "assumption_b": (label_margins, "assumption_b"),
-    "tokens": (
-        tokens_of,
-        "cone_constants globally_optimal_tokens locally_optimal locally_optimal_sets"
-        + " support_tokens token_scores",
-    ),
+    "tokens": (tokens_of, " ".join(mh._HOMES["tokens"])),
 }
 # Public names that see no tokens.
 NO_TOKENS = {"MirrorAdam", "MirrorDescent", "PNorm", "attention_param_groups", "svm"}
