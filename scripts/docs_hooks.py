@@ -30,6 +30,14 @@ def on_page_markdown(text: str, **_: Any) -> str:
     return re.sub(r"\]\(docs/", "](", text)
 
 
+def on_post_build(config: Any) -> None:
+    """Put the playground beside the pages (called by mkdocs)."""
+    from mirrorhead.lab.playground import playground_page
+
+    page = Path(config["site_dir"]) / "playground-page.html"
+    page.write_text(playground_page(), encoding="utf-8")
+
+
 def _included(match: re.Match[str]) -> str:
     text = (ROOT / match[1]).read_text().strip()
     return f"```python\n{text}\n```" if match[1].endswith(".py") else text
