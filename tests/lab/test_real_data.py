@@ -114,7 +114,7 @@ def test_cifar10_is_whole() -> None:
 
 
 def test_published_files_have_the_listed_checksums() -> None:
-    for name in ("cad", "bert"):
+    for name in ("cad", "bert", "sentences"):
         folder = locate(name)
         for remote in SOURCES[name].remotes:
             content = (folder / remote.name).read_bytes()

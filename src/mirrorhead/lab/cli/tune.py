@@ -1,0 +1,166 @@
+"""`mirrorhead tune`: fine-tune a pretrained text classifier, and write the result as a patch."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tyro.conf import FlagCreatePairsOff, Positional, arg
+
+from mirrorhead._files import write_json
+from mirrorhead.lab.runtime.errors import UserError
+
+if TYPE_CHECKING:
+    from mirrorhead.lab.datasets import Sentences
+    from mirrorhead.lab.training.tuning import SizeRow
+
+
+@dataclass(frozen=True)
+class Tune:
+    """Fine-tune a text classifier so that few weights change, and write them as a patch.
+
+    The encoder's matrices are trained by mirror descent centred at the base's weights; a new
+    head is trained by AdamW. The table that is printed shows accuracy against the patch's size.
+    """
+
+    task: Positional[str]
+    """sst2, trec, subj, cr, or a file of one's own: .csv or .jsonl with "text" and "label"."""
+    base: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None
+    """The pretrained encoder, a Hugging Face folder (default: all-MiniLM-L6-v2)."""
+    p: float = 1.1
+    """Exponent of the norm, above 1. The nearer to 1, the fewer weights matter."""
+    reach: float = 0.5
+    """How far a weight moves whose gradient never changes sign."""
+    keep: float = 0.001
+    """Share of the fine-tuned weights that the patch holds."""
+    texts: int = 2000
+    """Number of training texts; 0 for all."""
+    epochs: int = 2
+    batch_size: int = 32
+    max_length: int = 32
+    """Tokens of a text; the rest is cut off."""
+    seed: int = 0
+    """Of the draw and the order of the texts."""
+    data: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None
+    """The folder of all data sets (default: $MIRRORHEAD_DATA)."""
+    download: Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")] = False
+    """Fetch the task's texts if they are missing."""
+    partial: Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")] = False
+    """Accept a slice of the data sets."""
+    out: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="(default: runs/...)")] = (
+        None
+    )
+    """The folder of this run."""
+    json: Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")] = False
+    """Print a JSON object."""
+
+    def run(self) -> int:
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a folder is all that is read
+        if not 0 < self.keep <= 1:
+            raise UserError(f"--keep must be above 0 and at most 1, got {self.keep}")
+        from mirrorhead.lab.datasets import DataError
+        from mirrorhead.lab.models.pretrained import PretrainedError
+
+        try:
+            return self._tune()
+        except (DataError, PretrainedError, ValueError, OSError) as error:
+            raise UserError(str(error)) from error
+
+    def _tune(self) -> int:
+        from mirrorhead.lab.models.pretrained import PretrainedClassifier, default_encoder
+        from mirrorhead.lab.runtime.progress import ProgressBars
+        from mirrorhead.lab.training.tuning import (
+            SHARES,
+            TuneSets,
+            TuneSettings,
+            fine_tune,
+            patch_of,
+            size_table,
+        )
+
+        settings = TuneSettings(
+            p=self.p,
+            reach=self.reach,
+            texts=self.texts or None,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            max_length=self.max_length,
+            seed=self.seed,
+        )
+        task = self._task()
+        folder = self.out or Path("runs") / (
+            f"tune-{task.name}-p{self.p:g}-reach{self.reach:g}-seed{self.seed}"
+        )
+        if (folder / "patch.safetensors").exists():
+            raise UserError(f"{folder} holds a finished run; give another --out")
+        base = self.base or default_encoder()
+        model = PretrainedClassifier(base, len(task.classes))
+        weights = sum(matrix.numel() for matrix in model.train_matrices().values())
+        sets = TuneSets.of(task, base, settings)
+        about = {"task": task.name, "classes": list(task.classes), "base": str(base)}
+        write_json(folder / "settings.json", about | dataclasses.asdict(settings))
+
+        steps = self.epochs * max(1, len(sets.train) // self.batch_size)
+        with ProgressBars({task.name: steps}, "steps") as bars:
+            result = fine_tune(
+                model,
+                sets,
+                settings,
+                after_step=lambda factor: bars.advance(task.name),
+                on_epoch=lambda epoch, loss, right: bars.say(
+                    f"epoch {epoch}: loss {loss:.4f}, validation {right:.1%}"
+                ),
+            )
+        write_json(folder / "metrics.json", dataclasses.asdict(result))
+        tuned = model.tuned_state()
+        rows = size_table(model, tuned, sets, weights, sorted({*SHARES, self.keep}, reverse=True))
+        patch = patch_of(model, tuned, max(1, round(self.keep * weights)))
+        chosen = next(row for row in rows if row.share == self.keep)
+        content: dict[str, Any] = {
+            "weights": weights,
+            "table": [dataclasses.asdict(row) for row in rows],
+            "patch": {"file": "patch.safetensors", **dataclasses.asdict(chosen)},
+        }
+        write_json(folder / "table.json", content)
+        patch.save(folder / "patch.safetensors")
+        if self.json:
+            import json
+
+            print(json.dumps({"run": str(folder), **content}, indent=1))
+        else:
+            _print_table(rows, self.keep)
+            print(f"patch: {folder / 'patch.safetensors'}")
+            print(f"apply: mirrorhead patch apply {base} {folder / 'patch.safetensors'} -o TUNED")
+        return 0
+
+    def _task(self) -> Sentences:
+        from mirrorhead.lab.datasets import load_own_sentences, load_sentences
+        from mirrorhead.lab.datasets.sentences import TASKS
+
+        path = Path(self.task)
+        if path.suffix in (".csv", ".jsonl"):
+            return load_own_sentences(path)
+        if self.task not in TASKS:
+            raise UserError(
+                f"the task must be one of {', '.join(TASKS)}, or a .csv or .jsonl file, got"
+                f" {self.task!r}"
+            )
+        return load_sentences(self.task, self.data, download=self.download, partial=self.partial)
+
+
+def _print_table(rows: list[SizeRow], chosen: float) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("kept", "weights", "bytes", "validation", "test", box=None)
+    for column in table.columns:
+        column.justify = "right"
+    for row in rows:
+        mark = " *" if row.share == chosen else ""
+        test = "" if row.test is None else f"{row.test:.1%}"
+        cells = (f"{row.share:.4g}{mark}", f"{row.changed:,}", f"{row.bytes:,}")
+        table.add_row(*cells, f"{row.validation:.1%}", test)
+    Console().print(table)

@@ -1,0 +1,189 @@
+"""Short labelled texts: SST-2, TREC, Subj and CR as Kim (2014) packaged them, or one's own file.
+
+SST-2 has its published split. TREC has a published test set. Where a split is missing, a hash of
+the text makes one: the same on every machine, with all copies of a text on one side.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mirrorhead.lab.datasets.errors import DataError
+from mirrorhead.lab.datasets.sources import locate
+from mirrorhead.lab.datasets.splits import text_key
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledTexts:
+    """Texts and the number of each one's class."""
+
+    texts: tuple[str, ...]
+    labels: np.ndarray  # (n,), int64
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def sample(self, count: int | None, seed: int = 0) -> LabelledTexts:
+        """`count` of the texts drawn at random, or all if there are no more."""
+        order = np.random.default_rng(seed).permutation(len(self))[:count]
+        return LabelledTexts(tuple(self.texts[i] for i in order), self.labels[order])
+
+
+@dataclass(frozen=True, eq=False)
+class Sentences:
+    """A text classification task: its classes and three sets of texts."""
+
+    name: str
+    classes: tuple[str, ...]
+    train: LabelledTexts
+    validation: LabelledTexts
+    test: LabelledTexts
+
+
+@dataclass(frozen=True)
+class _Task:
+    classes: tuple[str, ...]
+    encoding: str
+    train: str
+    count: int
+    validation: str | None = None
+    test: str | None = None
+
+
+_SENTIMENT = ("negative", "positive")
+TASKS = {
+    "sst2": _Task(
+        _SENTIMENT, "utf-8", "stsa.binary.train", 6920, "stsa.binary.dev", "stsa.binary.test"
+    ),
+    "trec": _Task(
+        ("description", "entity", "abbreviation", "person", "place", "number"),
+        "latin-1",
+        "TREC.train.all",
+        5452,
+        test="TREC.test.all",
+    ),
+    "subj": _Task(("subjective", "objective"), "latin-1", "subj.all", 10_000),
+    "cr": _Task(_SENTIMENT, "latin-1", "custrev.all", 3771),
+}
+
+
+def load_sentences(
+    name: str, folder: str | Path | None = None, *, download: bool = False, partial: bool = False
+) -> Sentences:
+    """One of the four tasks: "sst2", "trec", "subj" or "cr".
+
+    Args:
+        name: of the task.
+        folder: of all data sets; see `data_root`.
+        download: fetch the files if they are missing.
+        partial: accept a slice of the files.
+    """
+    if name not in TASKS:
+        raise ValueError(f"name must be one of {', '.join(TASKS)}, got {name!r}")
+    task = TASKS[name]
+    root = locate("sentences", folder, download=download)
+
+    def read(file: str) -> LabelledTexts:
+        return _read_kim(root / file, task.encoding, len(task.classes))
+
+    train = read(task.train)
+    if not partial and len(train) != task.count:
+        raise DataError(f"{root / task.train}: found {len(train):,} texts, expected {task.count:,}")
+    test = None if task.test is None else read(task.test)
+    validation = None if task.validation is None else read(task.validation)
+    return _split(name, task.classes, train, validation, test)
+
+
+def load_own_sentences(path: Path) -> Sentences:
+    """A CSV file or JSON lines, with "text" and "label"; a tenth each validates and tests."""
+    try:
+        content = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    rows = _json_rows(path, content) if path.suffix == ".jsonl" else _csv_rows(content)
+    texts, labels = [], []
+    for number, row in rows:
+        text, label = row.get("text"), row.get("label")
+        if not isinstance(text, str) or not text.strip() or label is None or label == "":
+            raise DataError(f"{path}, line {number}: each line needs a text and a label")
+        texts.append(text)
+        labels.append(str(label))
+    classes = tuple(sorted(set(labels)))
+    if len(classes) < 2:
+        raise DataError(f"{path} has {len(classes)} classes; at least 2 are needed")
+    numbers = np.array([classes.index(label) for label in labels], dtype=np.int64)
+    return _split(path.stem, classes, LabelledTexts(tuple(texts), numbers), None, None)
+
+
+def _read_kim(path: Path, encoding: str, classes: int) -> LabelledTexts:
+    """Lines of the form `LABEL text`."""
+    try:
+        lines = path.read_bytes().decode(encoding).split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    texts, labels = [], []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        label, _, text = line.strip().partition(" ")
+        if not label.isdigit() or int(label) >= classes:
+            raise DataError(f"{path}, line {number}: not a label below {classes} and a text")
+        if not text.strip():  # so four lines of CR are published
+            continue
+        texts.append(text.strip())
+        labels.append(int(label))
+    return LabelledTexts(tuple(texts), np.array(labels, dtype=np.int64))
+
+
+def _csv_rows(content: str) -> Iterable[tuple[int, dict]]:
+    reader = csv.DictReader(io.StringIO(content))
+    for row in reader:
+        yield reader.line_num, row
+
+
+def _json_rows(path: Path, content: str) -> Iterable[tuple[int, dict]]:
+    for number, line in enumerate(content.splitlines(), 1):
+        if line.strip():
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise DataError(f"{path}, line {number}: not JSON: {error}") from error
+            yield number, row if isinstance(row, dict) else {}
+
+
+def _split(
+    name: str,
+    classes: tuple[str, ...],
+    train: LabelledTexts,
+    validation: LabelledTexts | None,
+    test: LabelledTexts | None,
+) -> Sentences:
+    """Fill in missing sets with a tenth of the training texts each, by a hash of the text."""
+    tenth = np.array([_tenth(text) for text in train.texts], dtype=np.int64)
+    keep = np.ones(len(train), dtype=bool)
+    if validation is None:
+        validation, keep = _where(train, tenth == 0), keep & (tenth != 0)
+    if test is None:
+        test, keep = _where(train, tenth == 1), keep & (tenth != 1)
+    sets = _where(train, keep), validation, test
+    if not all(len(part) for part in sets):
+        raise DataError(f"{name}: {len(train)} texts are too few for three sets")
+    return Sentences(name, classes, *sets)
+
+
+def _where(texts: LabelledTexts, mask: np.ndarray) -> LabelledTexts:
+    places: Sequence[int] = np.flatnonzero(mask).tolist()
+    return LabelledTexts(tuple(texts.texts[i] for i in places), texts.labels[mask])
+
+
+def _tenth(text: str) -> int:
+    """A number from 0 to 9 that copies of a text share."""
+    return hashlib.sha256(text_key(text)).digest()[0] % 10

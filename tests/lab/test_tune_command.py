@@ -1,0 +1,211 @@
+"""`mirrorhead tune` on a tiny random BERT: table, patch, and the scored model to the bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+import mirrorhead as mh
+from mirrorhead.lab.cli.main import main
+from mirrorhead.lab.datasets import DataError, load_own_sentences, load_sentences
+from mirrorhead.lab.models.pretrained import PretrainedClassifier, Tokens, accuracy
+from mirrorhead.lab.training.centered import CenteredAdam, lp_link
+
+WORDS = ["good", "fine", "grand", "bad", "dull", "poor", "film", "plot", "cast", "the", "a"]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a random BERT of two small blocks and its vocabulary."""
+    from transformers import BertConfig, BertModel, BertTokenizerFast
+
+    folder = tmp_path_factory.mktemp("bert")
+    vocabulary = folder / "vocab.txt"
+    vocabulary.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=16, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=32, max_position_embeddings=32,
+    )  # fmt: skip
+    BertModel(config).save_pretrained(folder)
+    BertTokenizerFast(vocab=str(vocabulary)).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    """300 sentences; a word says which class each has."""
+    rng = np.random.default_rng(0)
+    lines = ["text,label"]
+    for i in range(300):
+        kind = i % 2
+        word = WORDS[3 * kind + rng.integers(3)]
+        others = rng.choice(WORDS[6:], 4)
+        lines.append(f"{' '.join([*others, word])} ,{('yes', 'no')[kind]}")
+    file = tmp_path / "own.csv"
+    file.write_text("\n".join(lines))
+    return file
+
+
+def tune(texts: Path, base: Path, out: Path, *options: str) -> int:
+    return main(["tune", str(texts), "--base", str(base), "--out", str(out), *options])
+
+
+def test_the_patch_gives_the_scored_model_and_the_base_back(
+    texts: Path, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tune(texts, base, tmp_path / "run", "--keep", "0.1", "--epochs", "4", "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    shares = [row["share"] for row in result["table"]]
+    assert shares == sorted(shares, reverse=True) and 0.1 in shares
+    patch = tmp_path / "run" / "patch.safetensors"
+    assert result["patch"]["bytes"] == patch.stat().st_size
+    command = ["patch", "apply", str(base), str(patch), "-o", str(tmp_path / "tuned"), "--verify"]
+    assert main(command) == 0
+    # The model in the written folder scores what the table says.
+    state = load_file(tmp_path / "tuned" / "model.safetensors")
+    model = PretrainedClassifier(base, 2)
+    model.load_tuned(state)
+    task = load_own_sentences(texts)
+    tokens = Tokens(base, task.test.texts, task.test.labels, 32)
+    assert accuracy(model, tokens) == result["patch"]["test"]
+    command = ["patch", "revert", str(tmp_path / "tuned"), str(patch)]
+    assert main([*command, "-o", str(tmp_path / "again"), "--verify"]) == 0
+    assert (tmp_path / "again" / "model.safetensors").read_bytes() == (
+        base / "model.safetensors"
+    ).read_bytes()
+
+
+def test_it_learns_and_prints_a_table(
+    texts: Path, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = "--p 1.3 --reach 1 --epochs 15 --batch-size 16 --keep 0.05".split()
+    assert tune(texts, base, tmp_path / "run", *options) == 0
+    printed = capsys.readouterr().out
+    assert "0.05 *" in printed and "patch:" in printed
+    table = json.loads((tmp_path / "run" / "table.json").read_text())["table"]
+    assert table[0]["validation"] > 0.9
+
+
+def test_the_same_command_gives_the_same_patch(texts: Path, base: Path, tmp_path: Path) -> None:
+    for name in "ab":
+        assert tune(texts, base, tmp_path / name, "--epochs", "1", "--texts", "64") == 0
+    files = [tmp_path / name / "patch.safetensors" for name in "ab"]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--p", "1"], "p must be above 1"),
+        (["--reach", "0"], "reach must be above 0"),
+        (["--keep", "0"], "--keep must be above 0"),
+        (["--epochs", "0"], "epochs must be at least 1"),
+        (["--base", "nothing"], "nothing does not exist"),
+    ],
+)
+def test_wrong_use_is_one_line(
+    options: list[str], message: str, texts: Path, base: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    assert tune(texts, base, tmp_path / "run", *options) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("mirrorhead: ") and error.count("\n") == 1
+    assert message in error
+    assert not (tmp_path / "run").exists()
+
+
+class TestSentences:
+    def test_kims_files(self, tmp_path: Path) -> None:
+        folder = tmp_path / "sentences"
+        folder.mkdir()
+        lines = [f"{i % 6} question number {i} caf\xe9" for i in range(200)]
+        (folder / "TREC.train.all").write_bytes("\n".join(lines).encode("latin-1"))
+        (folder / "TREC.test.all").write_bytes(b"3 Who was Galileo ?\n")
+        found = load_sentences("trec", tmp_path, partial=True)
+        assert found.test.texts == ("Who was Galileo ?",)
+        assert found.classes[found.test.labels[0]] == "person"
+        assert len(found.train) + len(found.validation) == 200
+        assert found.train.texts[0].endswith("caf\xe9")
+        with pytest.raises(DataError, match="expected 5,452"):
+            load_sentences("trec", tmp_path)
+        (folder / "TREC.test.all").write_bytes(b"6 no such class\n")
+        with pytest.raises(DataError, match="line 1: not a label below 6"):
+            load_sentences("trec", tmp_path, partial=True)
+        with pytest.raises(ValueError, match="sst2, trec, subj, cr"):
+            load_sentences("mpqa", tmp_path)
+
+    def test_copies_of_a_text_are_on_one_side(self, tmp_path: Path) -> None:
+        rows = [{"text": f"text {i % 40}", "label": i % 2} for i in range(120)]
+        (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        found = load_own_sentences(tmp_path / "own.jsonl")
+        sides = [set(part.texts) for part in (found.train, found.validation, found.test)]
+        assert not (sides[0] & sides[1] or sides[0] & sides[2] or sides[1] & sides[2])
+        assert sum(map(len, (found.train, found.validation, found.test))) == 120
+
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            ("text,label\nfine,\n", "line 2: each line needs a text and a label"),
+            ("sentence,kind\nfine,yes\n", "line 2: each line needs"),
+            ("text,label\nfine,yes\ngood,yes\n", "has 1 classes"),
+            ("", "has 0 classes"),
+            ("text,label\nfine,yes\nbad,no\n", "too few for three sets"),
+        ],
+    )
+    def test_own_files_that_cannot_be_used(
+        self, content: str, message: str, tmp_path: Path
+    ) -> None:
+        (tmp_path / "own.csv").write_text(content)
+        with pytest.raises(DataError, match=message):
+            load_own_sentences(tmp_path / "own.csv")
+
+    def test_lines_that_are_not_json(self, tmp_path: Path) -> None:
+        (tmp_path / "own.jsonl").write_text('{"text": "fine", "label": 1}\nno\n')
+        with pytest.raises(DataError, match="line 2: not JSON"):
+            load_own_sentences(tmp_path / "own.jsonl")
+
+
+class TestCenteredAdam:
+    def test_starts_at_the_base_and_stays_within_reach(self) -> None:
+        weight = torch.nn.Parameter(torch.randn(50))
+        start = weight.detach().clone()
+        optimizer = CenteredAdam([weight], 0.3, p=1.1, steps=20)
+        for _ in range(20):
+            weight.grad = torch.linspace(-1, 1, 50)
+            optimizer.step()
+        moved = (weight.detach() - start).abs()
+        assert float(moved.max()) == pytest.approx(0.3, rel=1e-3)
+
+    @pytest.mark.parametrize("p", [1.05, 1.1, 1.5])
+    @pytest.mark.parametrize("steps", [10, 100, 1000])
+    def test_too_few_steps_named_do_not_explode(self, p: float, steps: int) -> None:
+        weight = torch.nn.Parameter(torch.zeros(20))
+        optimizer = CenteredAdam([weight], 0.5, p=p, steps=steps / 4)
+        for _ in range(steps):
+            weight.grad = torch.linspace(-1, 1, 20)
+            optimizer.step()
+        # The sum of all steps is four reaches: the bound of the link of degree 1.
+        assert 0.5 <= float(weight.detach().abs().max()) <= 2.01
+
+    def test_a_change_that_rounds_away_leaves_the_bits(self) -> None:
+        start = torch.tensor([1.0, -1.0, 0.0, -0.0]).bfloat16()
+        weight = torch.nn.Parameter(start.clone())
+        optimizer = CenteredAdam([weight], 0.5, p=1.1, steps=100)
+        weight.grad = torch.ones(4).bfloat16()
+        optimizer.step()  # moves by 0.5 * 0.01^10
+        assert mh.Patch.between({"w": start[:2]}, {"w": weight.detach()[:2]}).count == 0
+
+    @given(st.floats(1.05, 2.0), st.floats(0.01, 10))
+    def test_the_link_is_the_inverse_mirror_map_within_reach(self, p: float, reach: float) -> None:
+        u = torch.linspace(-1, 1, 9).double() * reach
+        dual = torch.linspace(-1, 1, 9).double()
+        expected = reach * mh.PNorm(p).inverse(dual)
+        torch.testing.assert_close(lp_link(p)(u, reach), expected)
