@@ -86,19 +86,8 @@ def test_the_patch_gives_the_scored_model_and_the_base_back(
 def test_it_learns_and_prints_a_table(
     texts: Path, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = [
-        "--p",
-        "1.3",
-        "--reach",
-        "1",
-        "--epochs",
-        "15",
-        "--batch-size",
-        "16",
-        "--keep",
-        "0.05",
-    ]
-    assert tune(texts, base, tmp_path / "run", *options) == 0
+    options = ["--p", "1.3", "--reach", "1", "--epochs", "15", "--batch-size", "16"]
+    assert tune(texts, base, tmp_path / "run", *options, "--keep", "0.05") == 0
     printed = capsys.readouterr().out
     assert "0.05 *" in printed and "patch:" in printed
     table = json.loads((tmp_path / "run" / "table.json").read_text())["table"]

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from mirrorhead.lab.datasets.errors import DataError
 from mirrorhead.lab.datasets.sources import locate
 from mirrorhead.lab.datasets.splits import text_key
+from mirrorhead.lab.runtime.errors import DataError
 
 
 @dataclass(frozen=True, eq=False)
