@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 import warnings
 from pathlib import Path as File
 
@@ -235,6 +237,28 @@ def test_without_the_c_library_torch_takes_over(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(compiled, "_descent", lambda: None)
     assert not compiled.can_compile(problem)
     torch.testing.assert_close(mh.descend(problem, 2, 500).W, fast.W, rtol=1e-9, atol=1e-12)
+
+
+def test_what_a_kill_left_beside_a_checkpoint_is_removed(tmp_path: File) -> None:
+    """A process killed while it writes leaves a temporary file; nothing else may be touched."""
+    script = """
+import os, sys
+from pathlib import Path
+import mirrorhead as mh
+from mirrorhead.synthetic import random_problem
+os.replace = lambda *_: os.kill(os.getpid(), 9)  # killed between writing and renaming
+mh.descend(random_problem(1), 1.5, 20, checkpoint=Path(sys.argv[1]))
+"""
+    file = tmp_path / "run.npz"
+    done = subprocess.run([sys.executable, "-c", script, str(file)], check=False)
+    assert done.returncode == -9
+    assert len(list(tmp_path.iterdir())) == 1 and not file.exists()
+    others = [".git", ".run.npz.tmp", ".mirrorhead-tmp-abcd1234-other.npz", "run.npz.tmp"]
+    for name in others:
+        (tmp_path / name).write_text("mine")
+    path = mh.descend(random_problem(1), 1.5, 20, checkpoint=file)
+    assert torch.equal(path.W, mh.descend(random_problem(1), 1.5, 20).W)
+    assert {entry.name for entry in tmp_path.iterdir()} == {*others, "run.npz"}
 
 
 def test_a_checkpoint_keeps_the_records_that_were_asked_for(tmp_path: File) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path as File
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mirrorhead._files import write_atomically
+from mirrorhead._files import remove_leftovers, write_atomically
 
 VERSION = 1
 
@@ -59,6 +60,8 @@ def load_checkpoint(file: File, key: str, start: Progress, weights: Tensors) -> 
     `start` and `weights` show what a state and a record of this run look like. ValueError for
     the checkpoint of another run, and for a file that is damaged: the C loop trusts the shapes.
     """
+    # Temporary files of this checkpoint, which a killed process could not remove.
+    remove_leftovers(file.parent, re.escape(file.name))
     if not os.path.exists(file):
         return None
     try:
