@@ -4,8 +4,8 @@ The model is f(X, z) = v' X' s(X W z) with s the softmax, and the training loss
 L(W) = (1/n) sum_i l(y_i f(X_i, z_i)). With scores a_t = y v' x_t and logits h = X W z the
 gradient of one sample with respect to its logits is l'(y f) s_t (a_t - sum_tau s_tau a_tau).
 
-As training goes on, s tends to a one-hot vector and that bracket cancels: in floating point
-the direction of the plain formula is noise once its size is near 1e-16. Here everything is
+During training, s tends to a one-hot vector and that bracket cancels: in floating point the
+direction of the plain formula is noise once its size is near 1e-16. Here everything is
 written relative to the selected token alpha, the one with the largest logit. With
 r_t = h_t - h_alpha, m the largest r_t of the others, and e_t = exp(r_t - m),
 
@@ -37,9 +37,9 @@ class Gradient:
     """A gradient as `mantissa * exp(log_scale)`, one scale for each trial.
 
     dims: how many of the last dimensions belong to the parameter; the others are trials.
-    mass: (...), of a gradient in W: the sum of |dL/dh_it| over all tokens but the selected ones,
-    in units of exp(log_scale). Where attention is nearly one-hot on better tokens than the
-    others, it is what the loss still has to fall, and gradient over mass that of its logarithm.
+    mass: (...), for a gradient in W: the sum of |dL/dh_it| over all tokens except the selected
+    ones, in units of exp(log_scale). Where attention is nearly one-hot on the best tokens, `mass`
+    approximates the remaining excess loss, and `gradient / mass` the gradient of its logarithm.
     """
 
     mantissa: Tensor
@@ -88,7 +88,7 @@ class AttentionProblem:
             without the dimensions that are not asked for.
         loss: "logistic", "exponential" or "linear"; with `classes`, cross-entropy.
         mask: (..., n, T) bool, False at padding.
-        heads: f is the sum of so many heads, each with its own W and v: W is then
+        heads: the number of heads. f is their sum, each with its own W and v, and W is then
             (..., heads, d, d).
         classes: the number of classes where there are more than two outcomes.
 
@@ -205,7 +205,7 @@ class AttentionProblem:
         return 1 + (self.heads is not None) + (self.classes is not None)
 
     def with_head(self, v: Tensor) -> AttentionProblem:
-        """The same data with another head v, unchecked: JointGD changes it at every step."""
+        """The same data with another head v, without checks: JointGD changes v at every step."""
         other = object.__new__(AttentionProblem)
         other.__dict__.update(self.__dict__)
         other.__dict__.update(v=v)
@@ -293,7 +293,7 @@ class AttentionProblem:
 
     @cached_property
     def _values(self) -> Tensor:
-        """What each token says to each class, times y for two classes: (..., n, h, T, c)."""
+        """The output of each token for each class, times y for two classes: (..., n, h, T, c)."""
         d = self.X.shape[-1]
         v = self.v.reshape(*self.trials, 1, self.heads or 1, self.classes or 1, d)
         values = torch.matmul(v, self.X.mT.unsqueeze(-3)).mT  # (..., n, h, T, c)
@@ -371,7 +371,7 @@ class AttentionProblem:
 
 
 class _Forward(NamedTuple):
-    """One pass: what the module's formula names, (..., n, heads, T) or 1 in place of T."""
+    """The quantities of the module's formula, (..., n, heads, T) or 1 in place of T."""
 
     token: Tensor  # alpha
     rest: Tensor  # e_t, 0 at alpha

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import mirrorhead as mh
 from mirrorhead import native
-from mirrorhead.paths import _progress, compiled, descent
+from mirrorhead.paths import _compiled_loop, _progress, descent
 from mirrorhead.paths._progress import progress_bar
 from mirrorhead.paths._update_rules import Normalized
 from mirrorhead.paths.diagnostics import fitted_slope, observed_rate, theorem_rate
@@ -204,10 +204,10 @@ def test_the_compiled_loop_takes_the_same_steps(p, loss, shape, scale, seed) -> 
     """Against torch, one step at a time: longer paths of small p amplify rounding."""
     n, T, d = shape
     problem = random_problem(3, n, T, d, seed, loss)
-    assert compiled.can_compile(problem)
+    assert _compiled_loop.can_compile(problem)
     u = mh.PNorm(p).mirror(random_weights(problem, scale, seed))
     rule = Normalized(p, 0.1)
-    fast = compiled.NormalizedLoop(problem, p, 0.1)
+    fast = _compiled_loop.NormalizedLoop(problem, p, 0.1)
     for _ in range(10):
         gradient = problem.gradient(rule.weights({"u": u}))
         slow = rule.advance({"u": u}, gradient)["u"]
@@ -218,7 +218,7 @@ def test_the_compiled_loop_takes_the_same_steps(p, loss, shape, scale, seed) -> 
 @needs_library
 def test_the_compiled_loop_can_be_cut_anywhere() -> None:
     problem = random_problem(4)
-    loop = compiled.NormalizedLoop(problem, 1.4, 0.1)
+    loop = _compiled_loop.NormalizedLoop(problem, 1.4, 0.1)
     u = torch.randn(4, 10, 10, dtype=torch.float64)
     before = u.clone()
     whole = loop.advance(u, 300)
@@ -227,15 +227,15 @@ def test_the_compiled_loop_can_be_cut_anywhere() -> None:
     for count in (1, 99, 150, 50):
         parts = loop.advance(parts, count)
     assert torch.equal(parts, whole)
-    one = compiled.NormalizedLoop(problem.trial(2), 1.4, 0.1)
+    one = _compiled_loop.NormalizedLoop(problem.trial(2), 1.4, 0.1)
     assert torch.equal(one.advance(u[2], 300), whole[2])
 
 
 def test_without_the_c_library_torch_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = random_problem(3)
     fast = mh.descend(problem, 2, 500)
-    monkeypatch.setattr(compiled, "_descent", lambda: None)
-    assert not compiled.can_compile(problem)
+    monkeypatch.setattr(_compiled_loop, "_descent", lambda: None)
+    assert not _compiled_loop.can_compile(problem)
     torch.testing.assert_close(mh.descend(problem, 2, 500).W, fast.W, rtol=1e-9, atol=1e-12)
 
 

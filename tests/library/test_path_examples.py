@@ -32,6 +32,13 @@ def test_gradient_accuracy(tmp_path):
         assert f"| {int(norm):,} | {size} |" in page
 
 
+def test_key_query():
+    rows = [line.split() for line in run("key_query.py", "--trials", "2")[1:]]
+    assert len(rows) == 2
+    for _, trained, frobenius in rows:
+        assert 1 <= float(trained) < 1.03 < float(frobenius)
+
+
 @pytest.mark.slow
 def test_theorem_1():
     lines = run("theorem_1.py", "--trials", "3", "--p", "2", "--starts", "3")

@@ -25,7 +25,7 @@ Then s grows by GROWTH; else the step is taken back and s halved. At its floor l
 step is taken all the same: before attention has settled the dual problem itself still moves,
 and no step would pass.
 
-At the steps 64, 128, 256, ... the average starts anew, x = z and B = 0, while W stays: what
+At the steps 64, 128, 256, ... the average is reset, x = z and B = 0, while W stays: what
 came before attention settled is forgotten, and near the solution, where the dual problem is
 strongly convex, restarts make convergence faster than any power of k. For the same reason a
 path records W(k) - W(j) with j the power of two in (k/4, k/2]. docs/acceleration.md tells more.
@@ -44,7 +44,7 @@ from mirrorhead.problem import Gradient
 
 GROWTH, SHRINK = 1.05, 0.5
 RESTART = 64
-# The step is at most so many times its floor: where one row binds alone no step is too long,
+# The largest step over its floor: where a single row is active no step is too long,
 # and logits beyond 1e12 would be noise.
 LONGEST = 1e3
 # Rounding of the test: logits of 1e7 leave 1e-9 of noise in z, and 1e-15 in the slope.

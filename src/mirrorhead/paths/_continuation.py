@@ -23,8 +23,8 @@ from mirrorhead.problem import AttentionProblem
 
 FINE, COARSE = 1e-7, 1e-3  # tolerance at the radii asked for, and at those in between
 GROWTH = 1.9  # the most by which the radius grows from one stage to the next
-WARM_UP = 2  # stages before the first radius, from where attention is still soft
-SAME = 1e-3  # starts whose values are that near have met
+WARM_UP = 2  # stages before the first radius, starting where attention is soft
+SAME = 1e-3  # starts whose values differ by less have met
 INSIDE = 1 - 1e-4  # a point of at most this share of the radius is inside
 LOWER = 1e-9  # how much lower, relative to its size, a value inside must be to count
 
@@ -122,9 +122,9 @@ class Ends:
 def follow(search: Search, draw: Directions, starts: int, radii: Tensor, soft: Tensor) -> Ends:
     """Minima at the radii (radii, trials, spheres), continued from the radii `soft` on.
 
-    Starts that have met are drawn anew at the next stage, except for one. A last sweep goes
-    back from the largest radius to the smallest: an optimum met late may be the better one
-    before. And no radius is worse than a smaller one, whose ball it contains.
+    Of the starts that have met, all but one are replaced by random directions at the next stage. A
+    last sweep goes back from the largest radius to the smallest, since an optimum found late may
+    be better at smaller radii too. No radius is worse than a smaller one, whose ball it contains.
     """
     points = draw(starts)
     ends: list[tuple[Tensor, Tensor]] = []
@@ -215,8 +215,7 @@ def _between(low: Tensor, high: Tensor) -> Iterator[Tensor]:
 class Directions:
     """Random directions, (trials, count, N); `first` (trials, N) is the first of all.
 
-    They are the same for all trials, so that what is found for a trial does not depend on
-    its company.
+    They are the same for all trials, so that the result of a trial does not depend on the others.
     """
 
     def __init__(self, size: int, first: Tensor, seed: int) -> None:

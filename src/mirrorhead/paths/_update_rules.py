@@ -1,13 +1,13 @@
 """One step of mirror descent: what a gradient does to the dual variable.
 
-A rule keeps a state, a dictionary of tensors that is all there is to save and resume. The
+A rule keeps its state in a dictionary of tensors, which is all that a checkpoint saves. The
 plain rules keep the dual variable u = mirror(w) alone, so that a weight at zero can move and
-nothing is lost by going back and forth:
+no digits are lost by mapping to w and back:
 
     constant     u+ = u - lr grad                   lp-AttGD, the rule of the theorems
     normalized   u+ = u - lr grad / ||grad||_q      the rule of the paper's experiments
 
-The accelerated rule keeps more, and has a file of its own.
+The accelerated rule keeps more (`_acceleration.py`).
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ from mirrorhead.paths._checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
+from mirrorhead.paths._compiled_loop import NormalizedLoop, can_compile
 from mirrorhead.paths._progress import progress_bar
 from mirrorhead.paths._update_rules import Constant, Normalized, Rule, State
-from mirrorhead.paths.compiled import NormalizedLoop, can_compile
 from mirrorhead.paths.step_size import warn_if_too_large
 from mirrorhead.potentials import PNorm, check_p, dual_exponent
 from mirrorhead.problem import AttentionProblem, Gradient, check_problem
@@ -44,7 +44,7 @@ class Path:
     steps: (records,) ints; W: (records, ..., d, d) in the problem's shape; v: the head at
     each record where it was trained (lp-JointGD), else None; K, Q: the factors where
     W = K Q' was trained, else None; tokens: (..., n), selected at the end. The accelerated rule
-    records W(k) less an earlier W(j), which points the same way in the limit and gets there sooner.
+    records W(k) less an earlier W(j), which has the same limit direction and converges sooner.
     """
 
     problem: AttentionProblem = field(repr=False)
@@ -70,7 +70,7 @@ class Path:
     def divergence_to(self, solution: MarginSolution) -> Tensor:
         """D(W_mm, W(k)) of the directions in the geometry of the solution, (records, ...).
 
-        NaN where W(k) is zero or the solution has none and so there is no direction.
+        NaN where W(k) is zero, or where the problem is infeasible: there is no direction.
         """
         return divergence_to(solution, "W", self.W, 2)
 
@@ -104,22 +104,23 @@ def descend(
         problem: the data; leading dimensions are trials, each with its own W.
         p: the exponent of the potential, p > 1.
         steps: how many steps to take.
-        lr: the step size; for "accelerated", which finds its own, the shortest it may take.
+        lr: the step size; for "accelerated", which adapts its own, the smallest one.
         rule: "constant" as written above (lp-AttGD; warns where lr exceeds what Remark 1
             allows), "normalized" with the gradient over its dual norm, or "accelerated",
             which reaches the same direction in a fraction of the steps
             (docs/acceleration.md); it trains W alone.
         joint: train the head v as well, with the same rule (lp-JointGD); it starts at
             problem.v.
-        init: W(0), zero by default; a pair (K, Q) of (..., d, m) trains the factors of
-            W = K Q' instead. Zero factors are a saddle and are refused.
+        init: W(0), zero by default. A pair (K, Q) of (..., d, m) trains the factors of W = K Q'
+            instead of W; for p = 2 their product tends to the solution of least nuclear norm
+            (docs/descent.md). Zero factors are a saddle and are refused.
         head_lr: the step size of the head, lr by default.
         record: the steps to record, from 0 (the start) to `steps`; by default 1, 2, ...
             in about forty steps a decade, and the last.
-        progress: show a bar on a terminal, from two seconds on.
+        progress: show a progress line on a terminal, after two seconds.
         checkpoint: a file to resume from, and to save to every `checkpoint_seconds`. A run
-            that was killed and called again gives the same path, bit for bit; a longer run
-            goes on where a shorter one ended.
+            that was killed and called again gives the same path, bit for bit. A longer run
+            continues where a shorter one ended.
 
     >>> from mirrorhead.synthetic import random_problem
     >>> problem = random_problem(trials=2)
@@ -183,7 +184,9 @@ def descend(
 
 
 def recorded_steps(steps: int, per_decade: int = 40) -> set[int]:
-    """1, 2, ... in at most so many steps a decade, the same for a run of any length, and the last.
+    """1, 2, ... with at most `per_decade` steps per decade, and the last step.
+
+    The steps are the same for runs of any length, except for the last.
 
     >>> sorted(recorded_steps(30, per_decade=4))
     [1, 2, 3, 6, 10, 18, 30]
@@ -230,7 +233,7 @@ def _stepper(
     rules: dict[str, Rule],
     states: dict[str, State],
 ) -> Callable[[dict[str, State], int], dict[str, State]]:
-    """What takes a number of steps: the compiled loop where it applies, else torch."""
+    """The function that takes a number of steps: in C where that applies, else in torch."""
     if states.keys() == {"W"} and type(rules["W"]) is Normalized and can_compile(problem):
         loop = NormalizedLoop(problem, p, lr)
         return lambda states, count: {"W": {"u": loop.advance(states["W"]["u"], count)}}

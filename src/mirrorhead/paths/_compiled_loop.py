@@ -21,13 +21,13 @@ from mirrorhead.problem import AttentionProblem
 
 
 def can_compile(problem: AttentionProblem) -> bool:
-    """Whether the kernel computes this problem, and can be had here."""
+    """Whether the C loop is built and computes this kind of problem."""
     plain = problem.heads is None and problem.classes is None and problem.mask is None
     return plain and problem.X.device.type == "cpu" and _descent() is not None
 
 
 class NormalizedLoop:
-    """`advance(u, count)`: so many steps of the normalized rule from the dual variable u."""
+    """The normalized rule for one problem: `advance(u, count)` takes `count` steps from u."""
 
     def __init__(self, problem: AttentionProblem, p: float, lr: float) -> None:
         function = _descent()
