@@ -5,7 +5,7 @@ DEV := .venv/.dev
 CMAKE := $(firstword $(wildcard $(BIN)/cmake) cmake)
 KERNELS := src/mirrorhead/native/kernels.so
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick docs docs-serve bench lint format native
+.PHONY: help demo test quick docs docs-serve bench matrix lint format native
 
 help:
 	@echo "make demo    set up, then run the paper's experiments and write out/report.html"
@@ -13,6 +13,7 @@ help:
 	@echo "make quick   lint, and the quick tests (under 90 s)"
 	@echo "make docs    build the documentation into out/docs"
 	@echo "make bench   print the benchmark tables"
+	@echo "make matrix  test the library with the oldest packages it accepts"
 	@echo "make format  let ruff fix what it can"
 	@echo "make native  build the C library in place (no set-up; seconds)"
 
@@ -59,6 +60,9 @@ bench: $(DEV) $(KERNELS)
 	$(BIN)/python benchmarks/margin.py
 	$(BIN)/python benchmarks/paths.py
 	$(BIN)/python benchmarks/training.py
+
+matrix:
+	bash scripts/matrix $(TORCH)
 
 format: $(DEV)
 	$(BIN)/ruff check --fix .

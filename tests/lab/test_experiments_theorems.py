@@ -53,6 +53,7 @@ def test_theorem_1_needs_the_best_tokens_and_a_falling_divergence() -> None:
     assert doctored("theorem-1", **stuck, optima=one) == "does not hold"
 
 
+@pytest.mark.slow
 def test_no_weights_of_that_norm_are_better() -> None:
     """The divergence at each radius is that of the least loss that descent finds there."""
     _, result = tiny("theorem-1")
