@@ -43,7 +43,7 @@ from mirrorhead.lab.datasets.texts import Texts
 from mirrorhead.lab.models import TextClassifier, TextSettings
 from mirrorhead.lab.training import build_optimizer, preset
 from mirrorhead.lab.training.loop import TOKENS_AT_ONCE
-from mirrorhead.lab.training.studies import STUDIES
+from mirrorhead.lab.training.comparisons import STUDIES
 
 P, LR = 1.1, 1e-4
 PARTS = ("batch", "encoding", "laptop")

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from mirrorhead.lab.training.studies import STUDIES
+from mirrorhead.lab.training.comparisons import COMPARISONS
 
 DRAWN = 0.001  # the standard deviation of what scatters
 
@@ -37,9 +37,9 @@ class Level:
 def made_up(study: str, levels: Mapping[str, Level] = MappingProxyType({})) -> dict[str, Any]:
     """The content of a file; levels by the rival's name, all others at the default."""
     rng = np.random.default_rng(0)
-    asked = STUDIES[study]
+    asked = COMPARISONS[study]
     rivals = []
-    for name, rules in asked.rivals.items():
+    for name, rules in asked.candidates.items():
         level = levels.get(name, Level())
         tried = [
             {"lr": rule.lr, "diverged": False, "validation_accuracy": 0.86, "best_epoch": 4}

@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Locator, Page
 from data_slices import VOCABULARY, make_bert
 from mirrorhead.lab.cli.main import main
 from mirrorhead.lab.datasets.tokenizer import wordpiece
-from mirrorhead.lab.evaluation.looks import look
+from mirrorhead.lab.evaluation.attention_reading import read_attention
 from mirrorhead.lab.models import attention_maps
 from mirrorhead.lab.report.attention import render_attention
 from mirrorhead.lab.training import load_run
@@ -38,7 +38,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_look_is_what_the_model_computes(here: Path) -> None:
     model: Any = load_run("run").model
     tokenizer = wordpiece(VOCABULARY, 8)
-    seen = look(model, tokenizer, TEXTS[1])
+    seen = read_attention(model, tokenizer, TEXTS[1])
     ids = torch.tensor([tokenizer.encode(TEXTS[1]).ids])
     assert seen.tokens == ("[CLS]", "superb", "actor", "##s", "!", "a", "grand", "[SEP]")
     assert seen.left_out == 6 and not model.every_row
@@ -56,7 +56,7 @@ def test_a_look_is_what_the_model_computes(here: Path) -> None:
 def test_the_terminal_shows_heads_and_what_is_most(here: Path, capsys: Any) -> None:
     assert main(["attention", "run", *TEXTS, "--partial"]) == 0
     told = capsys.readouterr().out
-    seen = [look(load_run("run").model, wordpiece(VOCABULARY, 8), text) for text in TEXTS]
+    seen = [read_attention(load_run("run").model, wordpiece(VOCABULARY, 8), text) for text in TEXTS]
     for one in seen:
         assert f"{one.predicted} {one.probability:.1%}" in told
         for head in (None, 0, 1):
@@ -98,7 +98,7 @@ def test_wrong_use_is_told(here: Path, capsys: Any, arguments: list[str], says: 
 
 def test_the_page_needs_nothing_else_and_is_escaped(here: Path) -> None:
     words = [{"very": "<", "not": "/"}.get(word, word) for word in VOCABULARY]
-    seen = look(load_run("run").model, wordpiece(words, 8), "a </")
+    seen = read_attention(load_run("run").model, wordpiece(words, 8), "a </")
     assert seen.tokens[2:4] == ("<", "/")
     html = render_attention([seen], "</title><b>run</b>")
     elements = Elements(html)
@@ -147,7 +147,7 @@ def near(found: torch.Tensor, wanted: torch.Tensor) -> None:
 @pytest.mark.slow
 def test_one_can_point_choose_and_use_keys(page: Page) -> None:
     model, tokenizer = load_run("run").model, wordpiece(VOCABULARY, 8)
-    one, two = (look(model, tokenizer, text) for text in TEXTS)
+    one, two = (read_attention(model, tokenizer, text) for text in TEXTS)
     first, second = page.locator("article").all()
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     assert first.locator("h2").inner_text().startswith(one.predicted)

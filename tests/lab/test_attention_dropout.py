@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from mirrorhead.lab.models import SelfAttention
+from mirrorhead.lab.models.attention_dropout import attention_keeping, dropped_attention
 from mirrorhead.lab.models.dropout import kept, levels_dropped
-from mirrorhead.lab.models.dropped_attention import attention_keeping, dropped_attention
 
 B, HEADS, T, D = 3, 2, 7, 5
 

@@ -14,11 +14,12 @@ from safetensors.torch import load_file, save_file
 from data_slices import make_cifar10
 from mirrorhead.lab.datasets import DataError
 from mirrorhead.lab.evaluation import (
-    Material,
+    EvaluationData,
     average_precision,
     collect,
     gini,
     hoyer,
+    load_results,
     measure,
 )
 from mirrorhead.lab.evaluation import measures as module
@@ -40,7 +41,7 @@ def slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def measured(folder: Path, slices: Path, *parts: str, told: list[str] | None = None) -> Any:
     run = load_run(folder)
     tell = (told if told is not None else []).append
-    return measure(run, Material.of(run, slices, partial=True), parts or None, tell)
+    return measure(run, EvaluationData.of(run, slices, partial=True), parts or None, tell)
 
 
 def test_measures_of_texts_are_the_plain_ones(slices: Path, tmp_path: Path) -> None:
@@ -49,8 +50,8 @@ def test_measures_of_texts_are_the_plain_ones(slices: Path, tmp_path: Path) -> N
     assert list(found) == TEXT_PARTS
     run = load_run(folder)
     model: Any = run.model
-    material = Material.of(run, slices, partial=True)
-    test: Any = material.test
+    data = EvaluationData.of(run, slices, partial=True)
+    test: Any = data.test
 
     # One text at a time, no padding.
     right, entropies = 0, []
@@ -77,9 +78,9 @@ def test_measures_of_texts_are_the_plain_ones(slices: Path, tmp_path: Path) -> N
         np.testing.assert_array_equal(np.bincount(inner, minlength=60), counts)
 
     # Of the document in the slice, words 1 and 2 of 9 are marked.
-    words, marked = material.eraser["val"].words[0], material.eraser["val"].marked[0]
-    assert material.share == pytest.approx(2 / 9)
-    ids = torch.tensor([material.tokenizer.encode(list(words), is_pretokenized=True).ids])
+    words, marked = data.eraser["val"].words[0], data.eraser["val"].marked[0]
+    assert data.share == pytest.approx(2 / 9)
+    ids = torch.tensor([data.tokenizer.encode(list(words), is_pretokenized=True).ids])
     scores = attention_maps(model, ids)[-1][0, :, 0].mean(dim=0)[1:-1].double().numpy()
     wanted = average_precision(scores, marked)
     assert found["eraser"]["val"]["attention"]["auprc"] == pytest.approx(wanted)
@@ -95,7 +96,7 @@ def test_measures_of_pictures_are_the_plain_ones(slices: Path, tmp_path: Path) -
     found = measured(folder, slices)
     assert list(found) == ["test", "weights", "pruned", "entropy"]
     run = load_run(folder)
-    x, y = Material.of(run, slices, partial=True).test.batch(range(10))
+    x, y = EvaluationData.of(run, slices, partial=True).test.batch(range(10))
     weights = load_file(folder / "best.safetensors")
     for share, accuracy in found["pruned"].items():
         small = {}
@@ -184,14 +185,15 @@ def test_a_sweep_is_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         "laptop-vit", {"AdamW": rules, "lost": lost}, root, seeds=(0, 1), epochs=1, data=data,
         partial=True,
     )  # fmt: skip
-    found = collect(root, "results/cifar10.json", data=data, partial=True)
-    assert json.loads(Path("results/cifar10.json").read_text()) == json.loads(json.dumps(found))
+    results = collect(root, "results/cifar10.json", data=data, partial=True)
+    assert load_results(Path("results/cifar10.json")) == results
+    found = json.loads(Path("results/cifar10.json").read_text())
     assert {key: found[key] for key in ("study", "preset", "epochs", "batch_size", "command")} == {
         "study": "cifar10",
         "preset": "laptop-vit",
         "epochs": 1,
         "batch_size": 50,
-        "command": "mirrorhead sweep cifar10 --rival ... --seeds 0 1 --epochs 1",
+        "command": "mirrorhead sweep cifar10 --candidate ... --seeds 0 1 --epochs 1",
     }
     assert found["sizes"] == {"train": 30, "validation": 30, "test": 12}
     assert "validation accuracy chooses" in found["rule"] and "baselines" not in found
@@ -200,7 +202,7 @@ def test_a_sweep_is_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert [run["seed"] for run in one["runs"]] == [0, 1]
     for run, record in zip(one["runs"], adamw.final, strict=True):
         assert run["test_accuracy"] == record["test_accuracy"]
-        assert list(run["measures"]) == ["weights", "pruned", "entropy"]
+        assert {*run["measures"]} == {"weights", "pruned", "entropy"}
         plain = measured(root / record["run"], data, "pruned", "weights", "entropy")
         assert plain == run["measures"]
         assert run["seconds_per_epoch"] > 0
@@ -211,10 +213,10 @@ def test_a_sweep_is_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     }  # fmt: skip
     # Again, from what is kept; by the record's own name; and in another process.
     (record,) = root.glob("sweep-*.json")
-    assert collect(record, "again.json", data=data, partial=True) == found
+    assert collect(record, "again.json", data=data, partial=True) == results
     for kept in root.glob("*/measures.json"):
         kept.unlink()
-    assert collect(root, "again.json", data=data, partial=True, jobs=2) == found
+    assert collect(root, "again.json", data=data, partial=True, jobs=2) == results
 
 
 def test_texts_have_a_baseline_at_random(
@@ -225,13 +227,16 @@ def test_texts_have_a_baseline_at_random(
     finals = []
     for seed in (0, 1):
         make_text_run(root / f"run{seed}", seed=seed)
-        finals.append({"run": f"run{seed}", "seed": seed, "diverged": False, "test_accuracy": 0.5})
+        about = {"best_epoch": 1, "train_accuracy": 0.5, "validation_accuracy": 0.5}
+        about |= {"run": f"run{seed}", "seed": seed, "diverged": False, "test_accuracy": 0.5}
+        finals.append(about)
     finals.append({"run": "gone", "seed": 2, "diverged": True})
-    tuned = [{"name": "SGD", "chosen": {"lr": 0.1}, "tried": [], "final": finals}]
+    tuned = [{"name": "SGD", "chosen": {"name": "sgd", "lr": 0.1}, "tried": [], "final": finals}]
     asked = {"preset": "laptop", "epochs": None, "seeds": [0], "rivals": {}}
     record = {"asked": asked, "rule": "none", "tuned": tuned}
     (root / "sweep-0.json").write_text(json.dumps(record))
-    found = collect(root, tmp_path / "imdb.json", data=slices, partial=True)
+    collect(root, tmp_path / "imdb.json", data=slices, partial=True)
+    found = json.loads((tmp_path / "imdb.json").read_text())
     runs = found["rivals"][0]["runs"]
     assert found["study"] == "imdb" and found["epochs"] == 5
     assert runs[2]["diverged"] and runs[2]["measures"] is runs[2]["test_accuracy"] is None
@@ -250,10 +255,10 @@ def test_what_is_no_sweep_is_refused(tmp_path: Path, slices: Path) -> None:
         (tmp_path / name).write_text("{}")
     with pytest.raises(RunError, match=r"2 sweeps: give one of sweep-a\.json, sweep-b\.json"):
         collect(tmp_path, tmp_path / "out.json")
-    with pytest.raises(RunError, match=r"sweep-a\.json is not the record"):
+    with pytest.raises(RunError, match=r"sweep-a\.json is damaged: .*`asked`"):
         collect(tmp_path / "sweep-a.json", tmp_path / "out.json")
     final = [{"run": "gone", "seed": 0, "diverged": False}]
-    tuned = [{"name": "SGD", "chosen": {"lr": 0.1}, "tried": [], "final": final}]
+    tuned = [{"name": "SGD", "chosen": {"name": "sgd", "lr": 0.1}, "tried": [], "final": final}]
     asked = {"preset": "laptop", "epochs": None, "seeds": [0], "rivals": {}}
     record = {"asked": asked, "rule": "none", "tuned": tuned}
     (tmp_path / "sweep-a.json").write_text(json.dumps(record))

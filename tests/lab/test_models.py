@@ -22,7 +22,7 @@ from mirrorhead.lab.models import (
     ViTSettings,
     attention_maps,
 )
-from mirrorhead.lab.models.maps import attention_weights
+from mirrorhead.lab.models.attention_maps import attention_weights
 
 SMALL = TextSettings(
     vocabulary=50, max_length=24, dim=24, hidden=40, layers=3, heads=3, embedding_std=0.5

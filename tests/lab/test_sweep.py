@@ -24,7 +24,7 @@ def rates(name: str, *lrs: float, **options: Any) -> list[OptimizerSettings]:
     return [OptimizerSettings(name, lr=lr, **options) for lr in lrs]  # pyright: ignore[reportArgumentType]
 
 
-RIVALS = {
+CANDIDATES = {
     "adamw": rates("adamw", 1e-4, 1e-3),
     "sgd": rates("sgd", 1e-2, 1e30, momentum=0.9),
 }
@@ -38,19 +38,19 @@ def pictures(tmp_path: Path) -> Path:
 
 def small_sweep(pictures: Path, out: Path, **options: Any) -> list[Tuned]:
     settings = {"seeds": (0, 1), "epochs": 1, "data": pictures, "partial": True, **options}
-    return sweep("laptop-vit", RIVALS, out, **settings)
+    return sweep("laptop-vit", CANDIDATES, out, **settings)
 
 
 def test_validation_chooses_and_only_the_chosen_read_test(pictures: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     adamw, momentum = small_sweep(pictures, out)
-    for one, rules in ((adamw, RIVALS["adamw"]), (momentum, RIVALS["sgd"])):
+    for one, rules in ((adamw, CANDIDATES["adamw"]), (momentum, CANDIDATES["sgd"])):
         assert [record["lr"] for record in one.tried] == [rule.lr for rule in rules]
         assert not any("test_accuracy" in record for record in one.tried)
         assert [record["seed"] for record in one.final] == [0, 1]
         assert all("test_accuracy" in record for record in one.final)
         assert one.chosen in rules
-    assert momentum.chosen == RIVALS["sgd"][0]
+    assert momentum.chosen == CANDIDATES["sgd"][0]
     assert [record["diverged"] for record in momentum.tried] == [False, True]
     # The final run with the first seed is the tuning run; it is not run twice.
     assert {r["run"] for r in adamw.final} & {r["run"] for r in adamw.tried}
@@ -59,7 +59,7 @@ def test_validation_chooses_and_only_the_chosen_read_test(pictures: Path, tmp_pa
     assert read == sorted(record["run"] for one in (adamw, momentum) for record in one.final)
     (record,) = out.glob("sweep-*.json")
     written = json.loads(record.read_text())
-    assert "2 learning rates for each rival" in written["rule"]
+    assert "2 learning rates for each candidate" in written["rule"]
     assert written["tuned"][0]["final"] == list(adamw.final)
 
 
@@ -129,30 +129,30 @@ def test_a_file_system_without_locks_is_an_error_and_no_endless_wait(
 
 def test_runs_on_other_data_are_not_taken(pictures: Path, tmp_path: Path) -> None:
     """The same settings and folder, but another slice: no old result is passed off as new."""
-    rivals = {"sgd": rates("sgd", 0.01)}
+    candidates = {"sgd": rates("sgd", 0.01)}
     options: dict[str, Any] = {"seeds": (0,), "epochs": 1, "partial": True}
-    sweep("laptop-vit", rivals, tmp_path / "out", data=pictures, **options)
+    sweep("laptop-vit", candidates, tmp_path / "out", data=pictures, **options)
     make_cifar10(tmp_path / "other", per_file=13)
     with pytest.raises(SweepError, match="other settings: examples"):
-        sweep("laptop-vit", rivals, tmp_path / "out", data=tmp_path / "other", **options)
+        sweep("laptop-vit", candidates, tmp_path / "out", data=tmp_path / "other", **options)
 
 
 def test_a_failed_run_is_named_and_the_others_are_done(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rivals = {"adamw": rates("adamw", 1e-4, 1e-3), "sgd": rates("sgd", 0.01, 0.1)}
+    candidates = {"adamw": rates("adamw", 1e-4, 1e-3), "sgd": rates("sgd", 0.01, 0.1)}
     options: dict[str, Any] = {"seeds": (0, 1), "epochs": 1, "partial": True, "data": pictures}
     out, told = tmp_path / "out", []
 
     def broken(*arguments: Any) -> Any:
-        if arguments[1] == rivals["adamw"][1]:
+        if arguments[1] == candidates["adamw"][1]:
             raise MemoryError("no room")
         return build_optimizer(*arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr("mirrorhead.lab.training.loop.build_optimizer", broken)
         with pytest.raises(SweepError) as caught:
-            sweep("laptop-vit", rivals, out, listener=lambda *a: told.append(a), **options)
+            sweep("laptop-vit", candidates, out, listener=lambda *a: told.append(a), **options)
     assert "1 run failed" in str(caught.value)
     assert "adamw, lr 0.001, seed 0: MemoryError: no room" in str(caught.value)
     (details,) = out.glob("sweep-*.failures.txt")
@@ -161,8 +161,8 @@ def test_a_failed_run_is_named_and_the_others_are_done(
     assert len(list(out.glob("*/result.json"))) == 1 + 2 + 1  # all others, sgd's second seed too
     assert len(told) == 4 + 2 and not any(stored for *_, stored in told)
     told.clear()
-    result = sweep("laptop-vit", rivals, out, listener=lambda *a: told.append(a), **options)
-    assert result == sweep("laptop-vit", rivals, tmp_path / "whole", **options)
+    result = sweep("laptop-vit", candidates, out, listener=lambda *a: told.append(a), **options)
+    assert result == sweep("laptop-vit", candidates, tmp_path / "whole", **options)
     assert [stored for *_, stored in told].count(False) == 3  # lr 1e-3, and adamw's two seeds
     assert not details.exists() and len(list(out.glob("sweep-*.json"))) == 1
 
@@ -196,7 +196,7 @@ def test_keys_tell_settings_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rivals", "seeds", "says"),
+    ("candidates", "seeds", "says"),
     [
         ({}, (0,), "at least 1 each"),
         ({"a": rates("sgd", 0.1), "b": rates("sgd", 0.1, 0.2)}, (0,), "same number"),
@@ -207,7 +207,7 @@ def test_keys_tell_settings_apart() -> None:
         ({"a": rates("sgd", 0.1)}, (), "at least one"),
     ],
 )
-def test_unfair_sweeps_are_refused(tmp_path: Path, rivals: Any, seeds: Any, says: str) -> None:
+def test_unfair_sweeps_are_refused(tmp_path: Path, candidates: Any, seeds: Any, says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        sweep("laptop", rivals, tmp_path, seeds=seeds)
+        sweep("laptop", candidates, tmp_path, seeds=seeds)
     assert not list(tmp_path.iterdir())

@@ -16,11 +16,11 @@ from data_slices import make_cifar10
 from mirrorhead.lab.cli.main import main
 from mirrorhead.lab.runtime.jobs import dask, slurm
 from mirrorhead.lab.training import SweepError, sweep
-from mirrorhead.lab.training.studies import parse_rival
+from mirrorhead.lab.training.comparisons import parse_candidate
 from test_experiments_cluster import PATHS, cluster, wait_for
 
-LINE = ["--rival", "sgd lr=0.01,0.1", "--rival", "adamw weight_decay=0.1 lr=1e-3,1e-4"]
-RIVALS = dict(parse_rival(text) for text in LINE[1::2])
+LINE = ["--candidate", "sgd lr=0.01,0.1", "--candidate", "adamw weight_decay=0.1 lr=1e-3,1e-4"]
+CANDIDATES = dict(parse_candidate(text) for text in LINE[1::2])
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_a_table_and_a_record(pictures: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_several_presets(pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    line = ["sweep", "cifar10", "--rival", "sgd lr=0.1", "--seeds", "3", "--epochs", "1"]
+    line = ["sweep", "cifar10", "--candidate", "sgd lr=0.1", "--seeds", "3", "--epochs", "1"]
     line += ["--partial", "--jobs", "1", "--out", "here"]
     assert main([*line, "--preset", "laptop-vit", "laptop-vit"]) == 0
     (record,) = Path("here").glob("sweep-*.json")
@@ -73,7 +73,7 @@ def test_several_presets(pictures: Path, capsys: pytest.CaptureFixture[str]) -> 
     ("line", "says"),
     [
         ("imdb", "there is no folder"),
-        ("cifar10", "not whole"),
+        ("cifar10", "not complete"),
         ("cifar10 --partial --data nowhere", "nowhere"),
         ("cifar10 --partial --preset large", "--preset must be one of laptop"),
         ("cifar10 --partial --preset laptop-vit paper-3", "paper-3 is for imdb, not for cifar10"),
@@ -83,9 +83,12 @@ def test_several_presets(pictures: Path, capsys: pytest.CaptureFixture[str]) -> 
         ("cifar10 --partial --backend dask", "--backend dask needs --address"),
         ("cifar10 --partial --address tcp://x", "--address goes with --backend dask"),
         ("cifar10 --partial --backend slurm", "--backend slurm needs sbatch"),
-        ("cifar10 --partial --rival sgd", "--rival 'sgd': lr is missing"),
-        ("cifar10 --partial --rival sgd|lr=1 --rival sgd|lr=2", "'sgd' is given twice"),
-        ("cifar10 --partial --rival sgd|lr=1 --rival adamw|lr=1,2", "same number of learning"),
+        ("cifar10 --partial --candidate sgd", "--candidate 'sgd': lr is missing"),
+        ("cifar10 --partial --candidate sgd|lr=1 --candidate sgd|lr=2", "'sgd' is given twice"),
+        (
+            "cifar10 --partial --candidate sgd|lr=1 --candidate adamw|lr=1,2",
+            "same number of learning",
+        ),
     ],
 )
 def test_wrong_use_is_one_line(
@@ -114,14 +117,16 @@ def test_wrong_use_is_one_line(
         ("mirror-descent p=2 normalize=2 lr=1", 'normalize must be "tensor" or "global"'),
     ],
 )
-def test_rivals_are_read_strictly(text: str, says: str) -> None:
-    with pytest.raises(ValueError, match="rival") as caught:
-        parse_rival(text)
+def test_candidates_are_read_strictly(text: str, says: str) -> None:
+    with pytest.raises(ValueError, match="candidate") as caught:
+        parse_candidate(text)
     assert says in str(caught.value) and repr(text) in str(caught.value)
 
 
-def test_a_rival_has_its_options() -> None:
-    name, rules = parse_rival("  mirror-descent   normalize=global lr=1e-2,3 p=1.5 momentum=0.9")
+def test_a_candidate_has_its_options() -> None:
+    name, rules = parse_candidate(
+        "  mirror-descent   normalize=global lr=1e-2,3 p=1.5 momentum=0.9"
+    )
     assert name == "mirror-descent p=1.5 momentum=0.9 normalize=global"
     assert [rule.lr for rule in rules] == [0.01, 3.0]
     assert {(r.p, r.momentum, r.normalize) for r in rules} == {(1.5, 0.9, "global")}
@@ -133,20 +138,20 @@ def test_dask_and_jobs_of_submitit_give_what_one_process_gives(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", PATHS)
     options: dict[str, Any] = {"seeds": (0,), "epochs": 1, "partial": True}
-    here = sweep("laptop-vit", RIVALS, "here", **options)
+    here = sweep("laptop-vit", CANDIDATES, "here", **options)
     with cluster(tmp_path) as (address, _):
-        assert sweep("laptop-vit", RIVALS, "dask", backend=dask(address), **options) == here
+        assert sweep("laptop-vit", CANDIDATES, "dask", backend=dask(address), **options) == here
     jobs = slurm(Path("jobs"), "local")
-    assert sweep("laptop-vit", RIVALS, "jobs", backend=jobs, **options) == here
+    assert sweep("laptop-vit", CANDIDATES, "jobs", backend=jobs, **options) == here
     submitted = len(list(Path("jobs/jobs").iterdir()))
-    assert sweep("laptop-vit", RIVALS, "jobs", backend=jobs, **options) == here
+    assert sweep("laptop-vit", CANDIDATES, "jobs", backend=jobs, **options) == here
     assert len(list(Path("jobs/jobs").iterdir())) == submitted  # all is done
     # A job that fails tells why; here the data is gone when it starts.
     pictures.rename(tmp_path / "gone")
     with pytest.raises(SweepError, match=r"sgd, lr 0.01, seed 5: job .* there is no folder"):
         sweep(
             "laptop-vit",
-            {"sgd": RIVALS["sgd"][:1]},
+            {"sgd": CANDIDATES["sgd"][:1]},
             "jobs",
             backend=jobs,
             **{**options, "seeds": (5,)},

@@ -1,4 +1,4 @@
-"""`mirrorhead attention`: what a run looks at in a sentence, in the terminal or as a page."""
+"""`mirrorhead attention`: what a run readings at in a sentence, in the terminal or as a page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.text import Text
     from torch import Tensor
 
-    from mirrorhead.lab.evaluation.looks import Look
+    from mirrorhead.lab.evaluation.attention_reading import AttentionReading
 
 #: Of a shade in the terminal, at no and at all attention.
 PALE, DEEP = (255, 255, 255), (240, 180, 41)
@@ -24,7 +24,7 @@ PALE, DEEP = (255, 255, 255), (240, 180, 41)
 
 @dataclass(frozen=True)
 class Attention:
-    """Show what a run on texts looks at, and what it says, for sentences of your own."""
+    """Show what a run on texts readings at, and what it says, for sentences of your own."""
 
     folder: Annotated[Positional[Path], arg(metavar="RUN")]
     """The folder of a run."""
@@ -46,13 +46,13 @@ class Attention:
     def run(self) -> int:
         """Read the sentences, show them."""
         self._check_options()
-        looks = self._looks()
-        self._check(looks[0])
+        readings = self._readings()
+        self._check(readings[0])
         if self.html is not None:
             from mirrorhead.lab.report.attention import render_attention
 
             page = render_attention(
-                looks, self.folder.name, layer=self.layer, head=self.head, rolled=self.rollout
+                readings, self.folder.name, layer=self.layer, head=self.head, rolled=self.rollout
             )
             write_atomically(self.html, page.encode())
             print(f"page: {self.html}")
@@ -60,12 +60,12 @@ class Attention:
         from rich.console import Console
 
         console = Console(highlight=False)
-        for look in looks:
-            console.print(f"[bold]{look.predicted}[/bold] {look.probability:.1%}")
-            if look.left_out:
-                console.print(f"cut off: the model does not see the last {look.left_out} tokens")
-            for name, row in self._rows(look):
-                console.print(_line(name, look.tokens, row), soft_wrap=False)
+        for reading in readings:
+            console.print(f"[bold]{reading.predicted}[/bold] {reading.probability:.1%}")
+            if reading.left_out:
+                console.print(f"cut off: the model does not see the last {reading.left_out} tokens")
+            for name, row in self._rows(reading):
+                console.print(_line(name, reading.tokens, row), soft_wrap=False)
             console.print()
         return 0
 
@@ -90,9 +90,9 @@ class Attention:
             except ReportError as error:
                 raise UserError(f"--html: {error}") from error
 
-    def _looks(self) -> list[Look]:
+    def _readings(self) -> list[AttentionReading]:
         from mirrorhead.lab.datasets import load_tokenizer
-        from mirrorhead.lab.evaluation.looks import look
+        from mirrorhead.lab.evaluation.attention_reading import read_attention
         from mirrorhead.lab.models import TextSettings
         from mirrorhead.lab.training import load_run
 
@@ -101,24 +101,24 @@ class Attention:
         if not isinstance(settings, TextSettings):
             raise UserError(f"{self.folder} is a run on {run.preset.data}, which has no texts")
         tokenizer = load_tokenizer(self.data, max_length=settings.max_length, partial=self.partial)
-        return [look(run.model, tokenizer, sentence) for sentence in self.sentences]
+        return [read_attention(run.model, tokenizer, sentence) for sentence in self.sentences]
 
-    def _check(self, look: Look) -> None:
-        layers, heads = look.maps.shape[:2]
+    def _check(self, reading: AttentionReading) -> None:
+        layers, heads = reading.maps.shape[:2]
         for name, value, count in (("layer", self.layer, layers), ("head", self.head, heads)):
             if value is not None and not 0 <= value < count:
                 raise UserError(f"--{name} must be from 0 to {count - 1}, got {value}")
 
-    def _rows(self, look: Look) -> list[tuple[str, Tensor]]:
-        """What [CLS] looks at, with a name for each line."""
+    def _rows(self, reading: AttentionReading) -> list[tuple[str, Tensor]]:
+        """What [CLS] readings at, with a name for each line."""
         if self.rollout:
-            return [("rollout", look.rollout[0])]
+            return [("rollout", reading.rollout[0])]
         layer = -1 if self.layer is None else self.layer
         if self.head is not None:
-            return [(f"head {self.head}", look.weights(layer, self.head)[0])]
-        heads = range(look.maps.shape[1])
-        return [("mean", look.weights(layer)[0])] + [
-            (f"head {head}", look.weights(layer, head)[0]) for head in heads
+            return [(f"head {self.head}", reading.weights(layer, self.head)[0])]
+        heads = range(reading.maps.shape[1])
+        return [("mean", reading.weights(layer)[0])] + [
+            (f"head {head}", reading.weights(layer, head)[0]) for head in heads
         ]
 
 

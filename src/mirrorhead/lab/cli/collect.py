@@ -15,7 +15,7 @@ from mirrorhead.lab.runtime.errors import UserError
 class Collect:
     """Measure the final runs of a sweep, and write one file with them and how they were tuned.
 
-    What is measured already is kept in the folders of the runs, and not measured again.
+    Measures are kept in the folders of the runs, and not measured again.
     """
 
     sweep: Annotated[Positional[Path], arg(metavar="SWEEP")]
@@ -33,9 +33,9 @@ class Collect:
         """Measure what is missing, write the file, and say where it is."""
         if self.jobs < 1:
             raise UserError(f"--jobs must be at least 1, got {self.jobs}")
-        from mirrorhead.lab.evaluation.results import collect
+        from mirrorhead.lab.evaluation.sweep_results import collect
 
         found = collect(self.sweep, self.out, jobs=self.jobs, data=self.data, partial=self.partial)
-        runs = sum(len(rival["runs"]) for rival in found["rivals"])
+        runs = sum(len(one.runs) + len(one.diverged) for one in found.optimizers)
         print(f"results of {runs} runs: {self.out}")
         return 0

@@ -1,4 +1,4 @@
-"""`mirrorhead evaluate`: what a run's weights and attention are like, in tables."""
+"""`mirrorhead evaluate`: measures of a run's weights and attention, in tables."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Part = Literal["test", "weights", "pruned", "entropy", "eraser", "cad"]
-#: Of the parts that ask people: a title, what is counted, splits, and what is shown.
-PEOPLE = {
+#: Of the parts with human annotations: a title, what is counted, splits, and what is shown.
+ANNOTATED = {
     "eraser": (
         "Words that people marked (ERASER)",
         "documents",
@@ -28,10 +28,11 @@ SCORERS = {"attention": "attention", "gradient": "gradient x input", "random": "
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Measure a run: accuracy, sparsity, entropy, and its attention against people.
+    """Measure a run: accuracy, sparsity, entropy, and its attention against human rationales.
 
-    What is measured is kept in measures.json in the run's folder, and not measured again while
-    weights and data are the same.
+    Measures are kept in measures.json in the run's folder, and not measured again while weights
+    and data are the same. When all parts of a finished run are measured, results.json in its
+    folder has everything that `mirrorhead report` shows.
     """
 
     folder: Annotated[Positional[Path], arg(metavar="RUN")]
@@ -50,27 +51,31 @@ class Evaluate:
         """Measure what is missing, print everything that was asked for."""
         from rich.console import Console
 
-        from mirrorhead.lab.evaluation import Material, measure
+        from mirrorhead.lab.evaluation import EvaluationData, measure
+        from mirrorhead.lab.evaluation.sweep_results import write_run_results
         from mirrorhead.lab.training import load_run
 
         console = Console()
         run = load_run(self.folder)
-        material = Material.of(run, self.data, partial=self.partial)
+        data = EvaluationData.of(run, self.data, partial=self.partial)
         with console.status("reading data") as status:
             found = measure(
                 run,
-                material,
+                data,
                 self.on or None,
                 lambda part: status.update(f"measuring: {part}"),
             )
         for table in tables(found):
             console.print(table, "")
         print(f"measures: {self.folder / 'measures.json'}")
+        results = write_run_results(run, found, self.data, partial=self.partial)
+        if results is not None:
+            print(f"results: {results} (`mirrorhead report` shows them)")
         return 0
 
 
 def tables(found: dict[str, Any]) -> Iterable[Table]:
-    """Measures as one reads them, a table a part."""
+    """Return measures as tables, one per part."""
     for part, values in found.items():
         if part == "test":
             yield _table("Test", ["accuracy", "loss"], [[_share(values), f"{values['loss']:.4f}"]])
@@ -89,7 +94,7 @@ def tables(found: dict[str, Any]) -> Iterable[Table]:
             heads = [f"head {i}" for i in range(len(row) - 1)]
             yield _table("Entropy of [CLS]'s attention, last layer", ["mean", *heads], [row])
         else:
-            title, count, splits, columns = PEOPLE[part]
+            title, count, splits, columns = ANNOTATED[part]
             for split in splits:
                 scores = values[split]
                 one = scores["attention"]

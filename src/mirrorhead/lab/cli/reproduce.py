@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import FlagCreatePairsOff, UseAppendAction, arg
 
+from mirrorhead.lab.cli.backends import BackendName, chosen_backend
 from mirrorhead.lab.cli.entries import check_matplotlib, entry_of, print_verdicts, with_stored
-from mirrorhead.lab.cli.places import Place, chosen_backend
 from mirrorhead.lab.experiments import NAMES
 from mirrorhead.lab.runtime.errors import UserError
 
@@ -41,7 +41,7 @@ class Reproduce:
     """Where results and report go."""
     full: Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")] = False
     """The paper's sizes instead of those for a demonstration."""
-    backend: Place = "local"
+    backend: BackendName = "local"
     """Where to compute: on this machine, on the dask cluster at --address, or as SLURM jobs."""
     address: Annotated[str, arg(metavar="ADDRESS", help_behavior_hint="")] = ""
     """The dask scheduler, such as tcp://host:8786."""

@@ -1,4 +1,4 @@
-"""`mirrorhead sweep`: rivals tuned alike on validation data, then compared over seeds."""
+"""`mirrorhead sweep`: optimizers tuned alike on validation data, then compared over seeds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
 
-from mirrorhead.lab.cli.places import Place, chosen_backend
+from mirrorhead.lab.cli.backends import BackendName, chosen_backend
 from mirrorhead.lab.runtime.errors import UserError
 
 if TYPE_CHECKING:
@@ -20,32 +20,33 @@ if TYPE_CHECKING:
 
     from mirrorhead.lab.runtime.jobs import Backend, Failure
     from mirrorhead.lab.training import Tuned
-    from mirrorhead.lab.training.sweeps import Rivals
+    from mirrorhead.lab.training.sweeps import Candidates
     from mirrorhead.lab.training.trials import Trial
 
-RIVAL_HELP = (
+CANDIDATE_HELP = (
     "An optimizer, its options and its learning rates, such as "
-    "'mirror-descent p=1.1 lr=0.03,0.1,0.3,1'. Give the option once for each rival, all with the "
-    "same number of rates."
+    "'mirror-descent p=1.1 lr=0.03,0.1,0.3,1'. Give the option once for each candidate, all with "
+    "the same number of rates."
 )
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Tune rivals alike on validation data, and compare them on test over several seeds.
+    """Tune optimizers alike on validation data, and compare them on test over several seeds.
 
-    A sweep that was stopped goes on where it was when the same command is given again. Runs that
-    are done are not run again, also when they were made by another sweep into the same folder.
+    Run the same command again to resume a sweep that was stopped. Finished runs are not run again,
+    even if another sweep made them in the same folder.
     """
 
     task: Positional[Literal["imdb", "cifar10"]]
     """What to train on."""
-    rival: Annotated[
+    candidate: Annotated[
         tuple[str, ...],
         UseAppendAction,
         arg(
-            help=RIVAL_HELP,
-            metavar="RIVAL",
+            help=CANDIDATE_HELP,
+            metavar="CANDIDATE",
+            aliases=["--rival"],
             help_behavior_hint="(default: those of the published comparison)",
         ),
     ] = ()
@@ -59,7 +60,7 @@ class Sweep:
     ] = ()
     """Seeds of the runs that are compared. Tuning uses the first."""
     epochs: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: preset's)")] = None
-    backend: Place = "local"
+    backend: BackendName = "local"
     """Where to compute: on this machine, on the dask cluster at --address, or as SLURM jobs."""
     address: Annotated[str, arg(metavar="ADDRESS", help_behavior_hint="")] = ""
     """The dask scheduler, such as tcp://host:8786."""
@@ -79,30 +80,30 @@ class Sweep:
         from rich.console import Console
 
         from mirrorhead.lab.training import SweepError
-        from mirrorhead.lab.training.studies import STUDIES
+        from mirrorhead.lab.training.comparisons import COMPARISONS
         from mirrorhead.lab.training.sweeps import record_path
 
-        study, console = STUDIES[self.task], Console()
+        usual, console = COMPARISONS[self.task], Console()
         out = self.out or Path("runs") / self.task
-        rivals, seeds = self._rivals() or study.rivals, self.seeds or study.seeds
-        presets = self._presets() or [study.preset]
+        candidates, seeds = self._candidates() or usual.candidates, self.seeds or usual.seeds
+        presets = self._presets() or [usual.preset]
         backend = chosen_backend(self.backend, self.address, self.jobs, out)
         failed = 0
         for name in presets:
             try:
-                tuned = self._sweep(name, rivals, seeds, out, backend, console)
+                tuned = self._sweep(name, candidates, seeds, out, backend, console)
             except SweepError as error:
                 failed += 1
                 print(f"mirrorhead: {name}: {error}", file=sys.stderr)
                 continue
             _print_table(name, tuned, seeds, console)
-            print(f"record: {record_path(out, name, rivals, seeds, self.epochs)}")
+            print(f"record: {record_path(out, name, candidates, seeds, self.epochs)}")
         return 1 if failed else 0
 
     def _sweep(
         self,
         name: str,
-        rivals: Rivals,
+        candidates: Candidates,
         seeds: Sequence[int],
         out: Path,
         backend: Backend,
@@ -111,28 +112,28 @@ class Sweep:
         from mirrorhead.lab.runtime.jobs import BackendError
         from mirrorhead.lab.training import sweep
 
-        runs = sum(map(len, rivals.values())) + len(rivals) * len(seeds)
+        runs = sum(map(len, candidates.values())) + len(candidates) * len(seeds)
         lines = _Lines(name, runs, console)
         try:
             with lines.progress:
                 return sweep(
-                    name, rivals, out, seeds=seeds, epochs=self.epochs, backend=backend,
+                    name, candidates, out, seeds=seeds, epochs=self.epochs, backend=backend,
                     data=self.data, partial=self.partial, listener=lines.add,
                 )  # fmt: skip
         except (BackendError, ValueError) as error:
             raise UserError(str(error)) from error
 
-    def _rivals(self) -> Rivals:
-        from mirrorhead.lab.training.studies import parse_rival
+    def _candidates(self) -> Candidates:
+        from mirrorhead.lab.training.comparisons import parse_candidate
 
         found: dict[str, Any] = {}
-        for text in self.rival:
+        for text in self.candidate:
             try:
-                name, rules = parse_rival(text)
+                name, rules = parse_candidate(text)
             except ValueError as error:
                 raise UserError(f"--{error}") from error
             if name in found:
-                raise UserError(f"--rival {name!r} is given twice: put its rates into one")
+                raise UserError(f"--candidate {name!r} is given twice: put its rates into one")
             found[name] = rules
         return found
 
@@ -189,7 +190,7 @@ def _print_table(name: str, tuned: Sequence[Tuned], seeds: Sequence[int], consol
     numbers = ", ".join(map(str, seeds))
     caption = f"mean over seeds {numbers} ± their standard deviation" if len(seeds) > 1 else ""
     table = Table(title=name, caption=caption or f"seed {numbers}", title_justify="left")
-    table.add_column("rival")
+    table.add_column("candidate")
     for column in ("lr", "validation", "test"):
         table.add_column(column, justify="right")
     for one in tuned:

@@ -11,7 +11,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 from mirrorhead.lab.runtime.errors import UserError
 
 if TYPE_CHECKING:
-    from mirrorhead.lab.training import OptimizerSettings, Preset
+    from mirrorhead.lab.training import Logger, OptimizerSettings, Preset
     from mirrorhead.lab.training.presets import Sets
     from mirrorhead.lab.training.process_group import ProcessGroup
 
@@ -45,6 +45,21 @@ class Train:
     weight_decay: float = 0.0
     l1: float = 0.0
     """Weight of the l1 norm, for proximal-l1."""
+    schedule: Annotated[
+        Literal["constant", "cosine"] | None,
+        arg(metavar="{constant,cosine}", help_behavior_hint="(default: preset's)"),
+    ] = None
+    """Keep the learning rate, or lower it to 0 over all epochs along a cosine."""
+    warmup: Annotated[float | None, arg(metavar="SHARE", help_behavior_hint="(default: 0)")] = None
+    """Share of all steps in which the learning rate grows from 0."""
+    clip: Annotated[float | None, arg(metavar="NORM", help_behavior_hint="(default: preset's)")] = (
+        None
+    )
+    """Largest 2-norm of the gradient; 0 turns clipping off."""
+    stop_at: Annotated[
+        float | None, arg(metavar="SHARE", help_behavior_hint="(default: preset's)")
+    ] = None
+    """Stop after an epoch with this training accuracy, such as 0.995; 0 never stops early."""
     epochs: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: preset's)")] = None
     batch_size: Annotated[
         int | None, arg(metavar="N", help_behavior_hint="(default: preset's)")
@@ -62,6 +77,8 @@ class Train:
     """Download data sets that are missing."""
     partial: Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")] = False
     """Accept a slice of the data sets."""
+    tensorboard: Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")] = False
+    """Also write the losses and accuracies for TensorBoard, to tensorboard/ in the run's folder."""
     out: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="(default: runs/...)")] = (
         None
     )
@@ -82,13 +99,17 @@ class Train:
             return 0
 
     def _train(self, chosen: Preset, group: ProcessGroup) -> None:
-        from mirrorhead.lab.training import Console, complete_run
+        from mirrorhead.lab.training import Console, TensorBoard, complete_run
         from mirrorhead.lab.training.run_folder import check_run_folder
 
         folder = self.out or Path("runs") / self._name(chosen)
         check_run_folder(folder)  # before the data are read, which may take a minute
         sets = self._sets(chosen, group)
-        loggers = [Console()] if group.is_first else []
+        loggers: list[Logger] = []
+        if group.is_first:
+            loggers.append(Console())
+            if self.tensorboard:
+                loggers.append(TensorBoard(folder / "tensorboard"))
         outcome, test = complete_run(chosen, sets, folder, group=group, loggers=loggers)
         if group.is_first and test is not None:
             print(
@@ -126,8 +147,16 @@ class Train:
             chosen = preset(name, self._rule(), self.p)
             if chosen.data != self.task:
                 raise UserError(f"--preset {name} is for {chosen.data}, not for {self.task}")
-            given = {"epochs": self.epochs, "batch_size": self.batch_size}
+            given = {
+                "epochs": self.epochs,
+                "batch_size": self.batch_size,
+                "schedule": self.schedule,
+                "warmup": self.warmup,
+                "clip": self.clip,
+                "stop_at": self.stop_at,
+            }
             changes: dict[str, Any] = {k: value for k, value in given.items() if value is not None}
+            changes |= {key: None for key in ("clip", "stop_at") if given[key] == 0}
             changes |= {"seed": self.seed, "compile": self.compile, "parallel": self.parallel}
             if self.parallel == "fsdp":  # torch's fused SGD knows no sharded tensors
                 changes["fused"] = False
@@ -167,6 +196,12 @@ class Train:
         words += [f"decay{rule.weight_decay:g}"] if rule.weight_decay else []
         words += [f"l1-{rule.l1:g}"] if rule.l1 else []
         words += [f"batch{self.batch_size}"] if self.batch_size is not None else []
+        for option in ("schedule", "warmup", "clip", "stop_at"):
+            value = getattr(self, option)
+            if value is not None:
+                words.append(
+                    f"{option.replace('_', '-')}{value:g}" if option != "schedule" else value
+                )
         words += ["fsdp"] if self.parallel == "fsdp" else []
         words += ["compiled"] if self.compile else []
         return "-".join([*words, f"seed{self.seed}"])

@@ -1,8 +1,8 @@
 """Everything that is measured of a run, part by part, on the real data.
 
-What each part is, and on what: see `MEASURES`. Attention that is scored is that of [CLS] in the
-last layer, mean over heads. A run's measures are kept beside it, each part with a stamp of the
-weights and the data it is of: what is there is not computed again, unless one of them changed.
+`MEASURES` lists the parts. The attention that is scored is that of [CLS] in the last layer, mean
+over heads. Measures are kept in the run's folder, each part with a stamp of the weights and the
+data it was measured on, and are computed again only if one of them changed.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from mirrorhead.lab.datasets.encoded import Encoded, encode
 from mirrorhead.lab.datasets.eraser import Rationales, load_eraser
 from mirrorhead.lab.datasets.imdb import load_imdb
 from mirrorhead.lab.datasets.tokenizer import load_tokenizer
-from mirrorhead.lab.evaluation.entropy import normalized_entropy
-from mirrorhead.lab.evaluation.people import (
+from mirrorhead.lab.evaluation.attention_reading import normalized_entropy
+from mirrorhead.lab.evaluation.rationales import (
     Scorer,
     at_random,
     cls_attention,
@@ -35,7 +35,7 @@ from mirrorhead.lab.evaluation.people import (
     score_edits,
     score_rationales,
 )
-from mirrorhead.lab.evaluation.weights import (
+from mirrorhead.lab.evaluation.sparsity import (
     attention_weights_by_kind,
     count_large,
     gini,
@@ -51,7 +51,7 @@ from mirrorhead.lab.training.run_folder import Run
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-#: Goes up with every change of what a part measures; older ones are then computed again.
+#: Increases with every change of what a part measures; older ones are then computed again.
 FORMATS = {"eraser": 2, "cad": 2}
 SHARES = (0.5, 0.8, 0.9, 0.95)
 BINS = 60
@@ -69,8 +69,8 @@ class _Kept:
 
 
 @dataclass(frozen=True)
-class Material:
-    """The data sets that runs are measured on, each read when it is first asked for.
+class EvaluationData:
+    """The data sets that runs are measured on; each is read when it is first used.
 
     Args:
         kind: what the runs were trained on, "imdb" or "cifar10".
@@ -84,11 +84,11 @@ class Material:
     partial: bool = False
 
     @staticmethod
-    def of(run: Run, folder: str | Path | None = None, *, partial: bool = False) -> Material:
-        """What this run is measured on; the same for runs of models that read alike."""
+    def of(run: Run, folder: str | Path | None = None, *, partial: bool = False) -> EvaluationData:
+        """Return the data for a run; runs whose models have the same max_length share them."""
         settings = run.preset.model
         length = settings.max_length if isinstance(settings, TextSettings) else None
-        return Material(run.preset.data, length, folder, partial)
+        return EvaluationData(run.preset.data, length, folder, partial)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -119,7 +119,7 @@ class Material:
         return {split: load_cad(split, self.folder, partial=self.partial) for split in CAD_SPLITS}
 
     def digest(self, part: str) -> str:
-        """Of the data that a part is measured on; reading it shows what is missing."""
+        """Return a hash of the data that a part is measured on; an error if they are missing."""
         if part not in self._digests:
             self._digests[part] = hashlib.sha256(self._content(part)).hexdigest()
         return self._digests[part]
@@ -145,31 +145,31 @@ class Material:
 
 def measure(
     run: Run,
-    material: Material,
+    data: EvaluationData,
     parts: Sequence[str] | None = None,
     tell: Callable[[str], None] = lambda part: None,
 ) -> dict[str, Any]:
-    """Parts of `MEASURES` for a run, from its measures.json where that is up to date.
+    """Return parts of `MEASURES` for a run, from its measures.json where that is up to date.
 
     Args:
         run: what `load_run` gave.
-        material: what to measure it on.
+        data: the data to measure it on.
         parts: which; all that fit the run if None.
         tell: called with the name of each part before it is computed.
     """
     parts = check_parts(run, parts)
-    stamps = {part: stamp(run.folder, material, part) for part in parts}
+    stamps = {part: stamp(run.folder, data, part) for part in parts}
     found = kept_measures(run.folder, stamps)
     for part in parts:
         if part not in found:
             tell(part)
-            found[part] = MEASURES[part](run, material)
+            found[part] = MEASURES[part](run, data)
             _keep(run.folder, part, stamps[part], found[part])
     return {part: found[part] for part in parts}
 
 
 def check_parts(run: Run, parts: Sequence[str] | None = None) -> list[str]:
-    """The parts asked for, if they fit the run; all that do if None."""
+    """Return the parts asked for, if they fit the run; all parts that fit if None."""
     fitting = [part for part in MEASURES if run.preset.data == "imdb" or part not in TEXTS_ONLY]
     if wrong := [part for part in parts or () if part not in fitting]:
         raise UserError(
@@ -178,16 +178,16 @@ def check_parts(run: Run, parts: Sequence[str] | None = None) -> list[str]:
     return list(dict.fromkeys(parts)) if parts is not None else fitting
 
 
-def stamp(folder: Path, material: Material, part: str) -> str:
-    """A name that changes with anything that changes a part's measures."""
+def stamp(folder: Path, data: EvaluationData, part: str) -> str:
+    """Return a name that changes with everything that changes a part's measures."""
     digest = hashlib.sha256(f"mirrorhead measures {FORMATS.get(part, 1)}, {part}\n".encode())
     digest.update((folder / "best.safetensors").read_bytes())
-    digest.update(material.digest(part).encode())
+    digest.update(data.digest(part).encode())
     return digest.hexdigest()[:32]
 
 
 def kept_measures(folder: Path, stamps: dict[str, str]) -> dict[str, Any]:
-    """Those parts in a run's measures.json that have the given stamps."""
+    """Return the parts in a run's measures.json that have the given stamps."""
     there = _read(folder)
     return {
         part: there.measures[part]
@@ -212,12 +212,12 @@ def _read(folder: Path) -> _Kept:
 # --- the parts ------------------------------------------------------------------------------
 
 
-def _test(run: Run, material: Material) -> dict[str, Any]:
+def _test(run: Run, data: EvaluationData) -> dict[str, Any]:
     """Loss and accuracy of the best epoch's weights on the test split."""
-    return evaluate(run.model, material.test, batch_size=BATCH)
+    return evaluate(run.model, data.test, batch_size=BATCH)
 
 
-def _weights(run: Run, material: Material) -> dict[str, Any]:
+def _weights(run: Run, data: EvaluationData) -> dict[str, Any]:
     """How sparse keys, queries and values are: Figure 8."""
     return {kind: _sparsity(w) for kind, w in attention_weights_by_kind(run.model).items()}
 
@@ -236,37 +236,33 @@ def _sparsity(weights: torch.Tensor) -> dict[str, Any]:
     }
 
 
-def _pruned(run: Run, material: Material) -> dict[str, Any]:
+def _pruned(run: Run, data: EvaluationData) -> dict[str, Any]:
     """Accuracy on test without the smallest weights of each matrix, not trained again."""
     return {
-        f"{share:g}": evaluate(pruned(run.model, share), material.test, batch_size=BATCH)[
-            "accuracy"
-        ]
+        f"{share:g}": evaluate(pruned(run.model, share), data.test, batch_size=BATCH)["accuracy"]
         for share in SHARES
     }
 
 
-def _entropy(run: Run, material: Material) -> dict[str, Any]:
+def _entropy(run: Run, data: EvaluationData) -> dict[str, Any]:
     """Normalized entropy of [CLS]'s attention in the last layer, mean over the test split."""
     model: Any = run.model
     last = len(model.blocks) - 1
     sums = torch.zeros((), dtype=torch.float64)
-    for x in _batches(material.test):
+    for x in _batches(data.test):
         (weights,) = attention_maps(model, x, layers=[last])  # (b, heads, 1, T)
-        seen = (x != 0)[:, None, None, :] if isinstance(material.test, Encoded) else None
+        seen = (x != 0)[:, None, None, :] if isinstance(data.test, Encoded) else None
         sums = sums + normalized_entropy(weights.double(), seen)[:, :, 0].sum(dim=0)
-    by_head = sums / len(material.test)
+    by_head = sums / len(data.test)
     return {"mean": float(by_head.mean()), "by_head": by_head.tolist()}
 
 
-def _eraser(run: Run, material: Material) -> dict[str, Any]:
+def _eraser(run: Run, data: EvaluationData) -> dict[str, Any]:
     """Attention and its baselines against the words that people marked. Never pool the splits."""
     return {
         split: {
             name: dataclasses.asdict(
-                score_rationales(
-                    run.model, scorer, material.eraser[split], material.tokenizer, material.share
-                )
+                score_rationales(run.model, scorer, data.eraser[split], data.tokenizer, data.share)
             )
             for name, scorer in _scorers(run)
         }
@@ -274,14 +270,14 @@ def _eraser(run: Run, material: Material) -> dict[str, Any]:
     }
 
 
-def _cad(run: Run, material: Material) -> dict[str, Any]:
+def _cad(run: Run, data: EvaluationData) -> dict[str, Any]:
     """Attention and its baselines against the edits that flip the label."""
     return {
         split: {
-            name: dataclasses.asdict(score_edits(scorer, pairs, material.tokenizer))
+            name: dataclasses.asdict(score_edits(scorer, pairs, data.tokenizer))
             for name, scorer in _scorers(run)
         }
-        for split, pairs in material.cad.items()
+        for split, pairs in data.cad.items()
     }
 
 
@@ -300,7 +296,7 @@ def _batches(examples: Examples) -> Iterable[torch.Tensor]:
 
 
 #: What is measured, by name.
-MEASURES: dict[str, Callable[[Run, Material], dict[str, Any]]] = {
+MEASURES: dict[str, Callable[[Run, EvaluationData], dict[str, Any]]] = {
     "test": _test,
     "weights": _weights,
     "pruned": _pruned,

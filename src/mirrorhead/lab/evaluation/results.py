@@ -1,76 +1,339 @@
-"""A sweep's results in one small file: how each rival was tuned, and the measures of its runs."""
+"""The one schema of results: what `collect` and `evaluate` write, and what the report reads.
+
+A file holds one comparison: the data set, the preset, how learning rates were tuned, and for each
+optimizer what tuning tried, what it chose, and one record per seed with accuracies and measures.
+A single run is a comparison of one optimizer with one seed and nothing tuned. What does not fit is
+refused with the file and the place in it.
+"""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from functools import lru_cache
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
 
-import torch
+import msgspec
+from msgspec import Meta, Struct, field
 
 from mirrorhead._files import write_json
-from mirrorhead.lab.evaluation.measures import Material, check_parts, measure
 from mirrorhead.lab.runtime.errors import RunError
-from mirrorhead.lab.runtime.jobs import worker_processes
-from mirrorhead.lab.runtime.json_files import read_json
-from mirrorhead.lab.training.loggers import read_log
-from mirrorhead.lab.training.presets import load_sets, preset
-from mirrorhead.lab.training.run_folder import load_run
+from mirrorhead.lab.runtime.json_files import from_plain, read_json
 from mirrorhead.lab.training.settings import OptimizerSettings
-from mirrorhead.lab.training.studies import STUDIES
+
+DATA_SETS = ("imdb", "cifar10")
+KINDS = ("key", "query", "value")
+SHARES = (0.5, 0.8, 0.9, 0.95)
+SCORERS = ("attention", "gradient")
+#: The splits of the data that a text model's attention is compared with.
+SPLITS = {"eraser": ("val", "test"), "cad": ("dev", "test")}
+#: The file of a single run, in its folder.
+RUN_RESULTS = "results.json"
+
+Share = Annotated[float, Meta(ge=0, le=1)]
+Count = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+Text = Annotated[str, Meta(pattern=r"\S")]
+N = TypeVar("N")
 
 
-def collect(
-    sweep: str | Path,
-    out: str | Path,
-    *,
-    jobs: int = 1,
-    data: str | Path | None = None,
-    partial: bool = False,
-    show: bool = True,
-) -> dict[str, Any]:
-    """Measure the final runs of a sweep and write them to `out` with how they were tuned.
+@dataclass(frozen=True)
+class RationaleScores:
+    """Means over documents; `chance` is the share of words that are marked."""
 
-    Every part of `measure` but test accuracy, which the sweep has read. Measures are kept in the
-    folders of the runs, and not computed again.
+    documents: int
+    auprc: float
+    token_f1: float
+    iou_f1: float
+    comprehensiveness: float
+    sufficiency: float
+    chance: float
+
+
+@dataclass(frozen=True)
+class EditScores:
+    """Means over pairs, for originals; `chance` is the share of tokens that were edited."""
+
+    pairs: int
+    auprc: float
+    mass: float
+    chance: float
+
+
+class Histogram(Struct, frozen=True):
+    """Counts between edges, which are symmetric about 0."""
+
+    edges: Annotated[tuple[float, ...], Meta(min_length=3)]
+    counts: tuple[Count, ...]
+
+    def __post_init__(self) -> None:
+        edges, counts = self.edges, self.counts
+        if len(counts) != len(edges) - 1:
+            raise ValueError(f"{len(counts)} counts do not fit between {len(edges)} edges")
+        if any(a >= b for a, b in pairwise(edges)):
+            raise ValueError("edges must grow")
+        uneven = max(abs(a + b) for a, b in zip(edges, reversed(edges), strict=True))
+        if len(counts) % 2 or uneven > 1e-6 * edges[-1]:
+            raise ValueError("edges must be symmetric about 0, which is one of them")
+
+
+class WeightStatistics(Struct, frozen=True):
+    """All key, query or value weights of a model: how many are large, how sparse, how spread.
+
+    Indices of sparsity are None where all weights are 0.
+    """
+
+    large: Count
+    gini: float | None
+    hoyer: float | None
+    histogram: Histogram
+
+    @property
+    def edges(self) -> tuple[float, ...]:
+        return self.histogram.edges
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        return self.histogram.counts
+
+
+class Entropy(Struct, frozen=True):
+    """Normalized entropy of [CLS]'s attention in the last layer."""
+
+    mean: float
+    by_head: Annotated[tuple[float, ...], Meta(min_length=1)]
+
+
+class Measures(Struct, frozen=True, omit_defaults=True):
+    """What was measured in a trained model; eraser and cad only for texts.
 
     Args:
-        sweep: the folder of all runs, or the record in it, sweep-<hash>.json.
-        out: a JSON file.
-        jobs: processes at once, of one thread each.
-        data, partial: as in `load_sets`.
-        show: a progress bar, if this is a terminal.
+        weights: by kind.
+        pruned: test accuracy by the share of weights set to 0.
+        attention_entropy: "entropy" in the file.
+        eraser, cad: by split, then by what was scored.
     """
-    _check_free(Path(out))
-    path = find_record(sweep)
-    record = _read(path)
-    base = preset(record["asked"]["preset"], OptimizerSettings("sgd"))
-    sets = load_sets(base, data, partial=partial)
-    sizes = {"train": len(sets.train), "validation": len(sets.validation), "test": len(sets.test)}
-    names = [run["run"] for one in record["tuned"] for run in one["final"] if not run["diverged"]]
-    folders = [path.parent / name for name in dict.fromkeys(names)]
-    found = dict(zip(folders, _measures(folders, jobs, data, partial, show), strict=True))
-    study = _study(record["asked"]["preset"], base.data)
-    results = {
-        "study": study,
-        "preset": record["asked"]["preset"],
-        "epochs": record["asked"]["epochs"] or base.training.epochs,
-        "batch_size": base.training.batch_size,
-        "rule": record["rule"],
-        "command": _command(study, record["asked"]),
-        "sizes": sizes,
-        "rivals": [_rival(one, path.parent, found) for one in record["tuned"]],
-    }
-    if base.data == "imdb":
-        results["baselines"] = {"random": _random(list(found.values()))}
-    write_json(Path(out), results)
-    return results
+
+    weights: dict[str, WeightStatistics]
+    pruned: dict[float, Share]
+    attention_entropy: Entropy = field(name="entropy")
+    eraser: dict[str, dict[str, RationaleScores]] = {}
+    cad: dict[str, dict[str, EditScores]] = {}
+
+    def __post_init__(self) -> None:
+        _check_keys("weights", self.weights, KINDS)
+        _check_keys("pruned", self.pruned, SHARES)
+        for part, found in (("eraser", self.eraser), ("cad", self.cad)):
+            for split in SPLITS[part] if found else ():
+                _check_keys(part, found, (split,))
+                _check_keys(f"{part}.{split}", found[split], SCORERS)
+
+    @property
+    def entropy(self) -> float:
+        return self.attention_entropy.mean
+
+    @property
+    def entropy_by_head(self) -> tuple[float, ...]:
+        return self.attention_entropy.by_head
 
 
-def _check_free(path: Path) -> None:
+class RunResults(Struct, frozen=True):
+    """A final run: the epoch that validation chose, accuracies there, measures, time."""
+
+    seed: Count
+    best_epoch: Positive
+    train_accuracy: Share
+    validation_accuracy: Share
+    test_accuracy: Share
+    measures: Measures
+    seconds_per_epoch: float | None = None
+
+
+class TriedRate(Struct, frozen=True):
+    """A learning rate in tuning; it has no accuracy if it diverged."""
+
+    lr: Annotated[float, Meta(ge=0)]
+    diverged: bool
+    validation_accuracy: Share | None = None
+    best_epoch: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.diverged and self.validation_accuracy is None:
+            raise ValueError("validation_accuracy is missing")
+
+
+class OptimizerResults(Struct, frozen=True):
+    """An optimizer: what tuning tried and chose (None if all diverged), and the final runs.
+
+    Seeds with which the chosen settings diverged have no run; the file has them among the runs.
+    """
+
+    name: Text
+    chosen: OptimizerSettings | None
+    tried: tuple[TriedRate, ...]
+    runs: tuple[RunResults, ...]
+    diverged: tuple[Count, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_distinct("seeds", [*(run.seed for run in self.runs), *self.diverged])
+        if bool(self.runs or self.diverged) != (self.chosen is not None):
+            raise ValueError("runs must not be empty exactly if a learning rate was chosen")
+
+    def values(self, of: Callable[[RunResults], N]) -> tuple[N, ...]:
+        """Return a quantity of each run."""
+        return tuple(of(run) for run in self.runs)
+
+
+class Sizes(Struct, frozen=True):
+    """Numbers of examples."""
+
+    train: Positive
+    validation: Positive
+    test: Positive
+
+    def __getitem__(self, part: str) -> int:
+        return getattr(self, part)
+
+
+class RandomScores(Struct, frozen=True):
+    """Scores of random attention, by split."""
+
+    eraser: dict[str, RationaleScores]
+    cad: dict[str, EditScores]
+
+    def __post_init__(self) -> None:
+        for part, splits in SPLITS.items():
+            _check_keys(part, getattr(self, part), splits)
+
+
+class ComparisonResults(Struct, frozen=True, omit_defaults=True):
+    """Optimizers on one data set, all tuned by the same rule.
+
+    Args:
+        name: of the data set; "study" in the file.
+        optimizers: "rivals" in the file.
+        baselines: for texts, {"random": ...}.
+    """
+
+    name: Literal["imdb", "cifar10"] = field(name="study")
+    preset: Text
+    epochs: Positive
+    batch_size: Positive
+    rule: Text
+    command: Text
+    sizes: Sizes
+    optimizers: Annotated[tuple[OptimizerResults, ...], Meta(min_length=1)] = field(name="rivals")
+    baselines: dict[str, RandomScores] = {}
+
+    def __post_init__(self) -> None:
+        _check_distinct("names of rivals", [one.name for one in self.optimizers])
+        if not self.trained:
+            raise ValueError("rivals must have one with runs")
+        if self.name == "imdb":
+            _check_keys("baselines", self.baselines, ("random",))
+            for one in self.trained:
+                for run in one.runs:
+                    _check_keys(f"measures of {one.name}", _parts(run.measures), SPLITS)
+
+    @property
+    def rivals(self) -> tuple[OptimizerResults, ...]:
+        """The optimizers, by the name that the file has for them."""
+        return self.optimizers
+
+    @property
+    def trained(self) -> tuple[OptimizerResults, ...]:
+        """The optimizers that have runs."""
+        return tuple(one for one in self.optimizers if one.runs)
+
+    @property
+    def is_single_run(self) -> bool:
+        """Whether this is one run that nothing was tuned for and nothing is compared with."""
+        return len(self.optimizers) == 1 and not self.optimizers[0].tried
+
+    @property
+    def random_eraser(self) -> dict[str, RationaleScores]:
+        return self.baselines["random"].eraser if self.baselines else {}
+
+    @property
+    def random_cad(self) -> dict[str, EditScores]:
+        return self.baselines["random"].cad if self.baselines else {}
+
+
+class EpochRecord(Struct, frozen=True):
+    """An epoch in the record of an unfinished run."""
+
+    step: Count
+    train_accuracy: Share
+    train_loss: float
+    validation_accuracy: Share
+    validation_loss: float
+
+
+class StepRecord(Struct, frozen=True):
+    """Means since the epoch began, after some steps."""
+
+    step: Count
+    train_accuracy: Share
+    train_loss: float
+    cpu_seconds: float
+
+
+class UnfinishedRun(Struct, frozen=True):
+    """How far a run came that was too long to finish, and what a step cost."""
+
+    command: Text
+    batch_size: Positive
+    steps: Positive
+    steps_per_epoch: Positive
+    threads: Positive
+    cpu_seconds: float
+    note: str
+    epochs: tuple[EpochRecord, ...]
+    log: Annotated[tuple[StepRecord, ...], Meta(min_length=1)]
+
+    @property
+    def seconds_per_step(self) -> float:
+        """CPU seconds per step from the first to the last entry of the log."""
+        first, last = self.log[0], self.log[-1]
+        return (last.cpu_seconds - first.cpu_seconds) / (last.step - first.step)
+
+
+def load_results(path: Path) -> ComparisonResults:
+    """Read and check one file."""
+    content = read_json(path, dict[str, Any])
+    try:
+        for i, one in enumerate(content["rivals"]):
+            for k, run in enumerate(one["runs"]):
+                if not isinstance(run.setdefault("diverged", False), bool):
+                    where = f"`$.rivals[{i}].runs[{k}].diverged`"
+                    raise RunError(f"{path} is damaged: {where} must be true or false")
+            one["diverged"] = [run["seed"] for run in one["runs"] if run["diverged"]]
+            one["runs"] = [run for run in one["runs"] if not run["diverged"]]
+    except (KeyError, TypeError, AttributeError):
+        pass  # the schema says what is wrong
+    return from_plain(content, ComparisonResults, str(path))
+
+
+def write_results(path: Path, results: ComparisonResults) -> None:
+    """Write a file that `load_results` reads; a file of anything else is not overwritten."""
+    check_free(path)
+    write_json(path, to_plain(results))
+
+
+def to_plain(results: ComparisonResults) -> dict[str, Any]:
+    """Return the content of a file."""
+    content = msgspec.to_builtins(results, str_keys=True)
+    empty = {"best_epoch": None, "train_accuracy": None, "validation_accuracy": None}
+    empty |= {"test_accuracy": None, "measures": None, "seconds_per_epoch": None}
+    for one in content["rivals"]:
+        gone = one.pop("diverged")
+        runs = [{**run, "diverged": False} for run in one["runs"]]
+        one["runs"] = [*runs, *({"seed": seed, "diverged": True, **empty} for seed in gone)]
+    return content
+
+
+def check_free(path: Path) -> None:
     """Refuse to overwrite a file that is not a file of results."""
     if path.exists():
         there = read_json(path, dict[str, Any]) if path.is_file() else {}
@@ -78,119 +341,40 @@ def _check_free(path: Path) -> None:
             raise RunError(f"{path} is not a file of results: choose another name")
 
 
-def find_record(sweep: str | Path) -> Path:
-    """The record of the sweep in a folder."""
-    path = Path(sweep)
-    if path.is_file():
-        return path
-    found = sorted(path.glob("sweep-*.json"))
-    if not found:
-        raise RunError(f"{path} has no sweep-....json: give the folder of a sweep that has ended")
-    if len(found) > 1:
-        names = ", ".join(one.name for one in found)
-        raise RunError(f"{path} has the records of {len(found)} sweeps: give one of {names}")
-    return found[0]
+def load_comparisons(folder: Path) -> list[ComparisonResults]:
+    """Read the comparisons whose files, imdb.json and cifar10.json, are in the folder."""
+    found = []
+    for name in DATA_SETS:
+        path = folder / f"{name}.json"
+        if path.exists():
+            results = load_results(path)
+            if results.name != name:
+                raise RunError(f"{path} has results on {results.name}: rename it")
+            found.append(results)
+    return found
 
 
-def _read(path: Path) -> dict[str, Any]:
-    record = read_json(path, dict[str, Any])
-    if isinstance(record.get("asked"), dict) and isinstance(record.get("tuned"), list):
-        return record
-    raise RunError(f"{path} is not the record of a sweep")
-
-
-def _study(name: str, data: str) -> str:
-    return next((study for study, about in STUDIES.items() if about.preset == name), data)
-
-
-def _command(study: str, asked: dict[str, Any]) -> str:
-    """What makes these runs again."""
-    about = STUDIES[study]
-    rivals = {name: [asdict(rule) for rule in rules] for name, rules in about.rivals.items()}
-    words = ["mirrorhead", "sweep", study]
-    if asked["preset"] != about.preset:
-        words += ["--preset", asked["preset"]]
-    if asked["rivals"] != rivals:
-        words += ["--rival", "..."]  # the record has them all
-    if tuple(asked["seeds"]) != about.seeds:
-        words += ["--seeds", *map(str, asked["seeds"])]
-    if asked["epochs"] is not None:
-        words += ["--epochs", str(asked["epochs"])]
-    return " ".join(words)
-
-
-def _rival(one: dict[str, Any], root: Path, found: dict[Path, dict[str, Any]]) -> dict[str, Any]:
-    tried = [
-        {"lr": run["lr"], "diverged": run["diverged"]}
-        | {key: run.get(key) for key in ("validation_accuracy", "best_epoch")}
-        for run in one["tried"]
-    ]
-    about = ("best_epoch", "train_accuracy", "validation_accuracy", "test_accuracy")
-    runs = [
-        {"seed": run["seed"], "diverged": run["diverged"]}
-        | {key: run.get(key) for key in about}
-        | {"measures": found.get(root / run["run"])}
-        | {"seconds_per_epoch": _seconds(root / run["run"])}
-        for run in one["final"]
-    ]
-    return {"name": one["name"], "chosen": one["chosen"], "tried": tried, "runs": runs}
-
-
-def _seconds(folder: Path) -> float | None:
-    """Of the fastest epoch, as other work on a machine can only add; from the run's log."""
-    events = [event for _, event in read_log(folder / "log.jsonl")]
-    seconds = [event["seconds"] for event in events if event["kind"] == "epoch"]
-    return min(seconds) if seconds else None
-
-
-def _random(measures: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Scores at random. Those that ask the model (comprehensiveness) are means over the runs."""
-
-    def over_runs(part: str, split: str, key: str) -> float:
-        values = [one[part][split]["random"][key] for one in measures]
-        return values[0] if len(set(values)) == 1 else statistics.fmean(values)
-
+def load_single_runs(folder: Path) -> dict[str, ComparisonResults]:
+    """Read the results of evaluated runs in a folder of runs, by the names of their folders."""
     return {
-        part: {
-            split: {key: over_runs(part, split, key) for key in scores["random"]}
-            for split, scores in measures[0][part].items()
-        }
-        for part in ("eraser", "cad")
-        if measures
+        path.parent.name: load_results(path) for path in sorted(folder.glob(f"*/{RUN_RESULTS}"))
     }
 
 
-def _measures(
-    folders: Sequence[Path], jobs: int, data: str | Path | None, partial: bool, show: bool
-) -> Iterator[dict[str, Any]]:
-    """Of each folder, in that order, with a progress bar."""
-    from joblib import delayed
-    from rich.console import Console
-    from rich.progress import track
-
-    job = delayed(_measure_one)
-    tasks = [job(folder, data, partial) for folder in folders]
-    console = Console(stderr=True)
-    found: Any = worker_processes(jobs, return_as="generator")(tasks)
-    return iter(
-        track(
-            found,
-            "measuring runs",
-            total=len(folders),
-            console=console,
-            disable=not (show and console.is_terminal),
-        )
-    )
+def load_unfinished(path: Path) -> UnfinishedRun:
+    """Read the record of a run that did not finish, such as results/paper-3.json."""
+    return read_json(path, UnfinishedRun)
 
 
-def _measure_one(folder: Path, data: str | Path | None, partial: bool) -> dict[str, Any]:
-    torch.set_num_threads(1)
-    run = load_run(folder)
-    parts = [part for part in check_parts(run) if part != "test"]
-    return measure(run, _material(Material.of(run, data, partial=partial)), parts)
+def _parts(measures: Measures) -> dict[str, Any]:
+    return {part: found for part in SPLITS if (found := getattr(measures, part))}
 
 
-@lru_cache(maxsize=1)
-def _material(wanted: Material) -> Material:
-    """The same data, read once in a process that measures many runs."""
-    return wanted
+def _check_keys(what: str, found: Any, wanted: Any) -> None:
+    if missing := [key for key in wanted if key not in found]:
+        raise ValueError(f"{what} must have {missing[0]!r}")
+
+
+def _check_distinct(what: str, names: list[Any]) -> None:
+    if twice := sorted({str(name) for name in names if names.count(name) > 1}):
+        raise ValueError(f"{what} must be distinct, got {', '.join(twice)} more than once")

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from mirrorhead.lab.models.attention import SelfAttention
 from mirrorhead.lab.models.dropout import Dropout
+from mirrorhead.lab.models.self_attention import SelfAttention
 
 
 @dataclass(frozen=True)

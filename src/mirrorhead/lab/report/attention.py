@@ -8,7 +8,7 @@ from markupsafe import Markup
 from torch import Tensor
 
 from mirrorhead._version import __version__
-from mirrorhead.lab.evaluation.looks import Look
+from mirrorhead.lab.evaluation.attention_reading import AttentionReading
 from mirrorhead.lab.report.templates import HERE, templates
 
 #: Weights are whole numbers of this size in the page.
@@ -16,7 +16,7 @@ UNIT = 1e-4
 
 
 def render_attention(
-    looks: Sequence[Look],
+    looks: Sequence[AttentionReading],
     title: str,
     *,
     layer: int | None = None,

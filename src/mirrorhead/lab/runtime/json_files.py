@@ -36,6 +36,6 @@ def read_json(path: Path, kind: type[T], remedy: str = "") -> T:
 def from_plain(value: Any, kind: type[T], where: str) -> T:
     """Convert dictionaries and lists to `kind`; `where` names the file in the error."""
     try:
-        return msgspec.convert(value, kind)
+        return msgspec.convert(value, kind, str_keys=True)
     except ValueError as error:
         raise RunError(f"{where} is damaged: {error}") from error

@@ -191,7 +191,9 @@ def _load_optimizer(
     indices = [index for group in fresh["param_groups"] for index in group["params"]]
     place = {names[param]: (index, param) for index, param in zip(indices, params, strict=True)}
     state: dict[int, dict[str, Any]] = {}
-    for full_name, value in [*tensors.items(), *options.numbers.items()]:
+    # Sharding a tensor is a collective operation: every process must do them in one order, and
+    # safetensors gives names in any.
+    for full_name, value in [*sorted(tensors.items()), *options.numbers.items()]:
         name, key = full_name.rsplit("/", 1)
         index, param = place[name]
         if isinstance(value, Tensor) and value.shape == param.shape:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mirrorhead._files import write_atomically
-from mirrorhead.lab.runtime.errors import RunError
+from mirrorhead.lab.runtime.errors import RunError, UserError
 
 
 @dataclass(frozen=True)
@@ -112,18 +112,20 @@ class Console:
 
 
 class TensorBoard:
-    """Scalars for TensorBoard; needs the package `tensorboard`."""
+    """Scalars for TensorBoard; needs the package `tensorboard`. The folder is made at the start."""
 
     def __init__(self, folder: Path) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise ImportError(
-                "TensorBoard needs the package tensorboard: pip install tensorboard"
-            ) from error
-        self.writer = SummaryWriter(str(folder))
+            raise UserError("TensorBoard needs: pip install 'mirrorhead[tensorboard]'") from error
+        self.folder = folder
+        self.open = SummaryWriter
+        self.writer: Any = None
 
     def __call__(self, event: Event) -> None:
+        if self.writer is None:
+            self.writer = self.open(str(self.folder), purge_step=event.step + 1)
         for name, value in event.values.items():
             self.writer.add_scalar(f"{event.kind}/{name}", value, event.step)
         if event.kind in ("epoch", "end"):

@@ -1,8 +1,8 @@
-"""Tuning that is fair, and says how it was done.
+"""Fair tuning with a record of how it was done.
 
-Every rival gets the same number of learning rates; each is run once, and validation accuracy
-alone chooses. The chosen one is run again with every seed, and only these read the test set.
-Runs lie in folders named by a hash of their settings: what is done is not run again, and two
+Every candidate gets the same number of learning rates; each is run once, and validation accuracy
+alone chooses. The chosen one is run again with every seed, and only these runs read the test set.
+Each run has a folder named by a hash of its settings: a finished run is not run again, and two
 sweeps may share a folder.
 """
 
@@ -27,12 +27,12 @@ from mirrorhead.lab.training.presets import Preset, preset
 from mirrorhead.lab.training.settings import OptimizerSettings
 from mirrorhead.lab.training.trials import Trial, find_trial, run_trial, trial_sets
 
-Rivals = Mapping[str, Sequence[OptimizerSettings]]
+Candidates = Mapping[str, Sequence[OptimizerSettings]]
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """One rival: the runs that chose its learning rate, and those with the chosen one."""
+    """One candidate: the runs that chose its learning rate, and those with the chosen one."""
 
     name: str
     chosen: OptimizerSettings | None  # None if every learning rate diverged
@@ -40,13 +40,13 @@ class Tuned:
     final: tuple[dict[str, Any], ...]
 
 
-#: Told of every run that ends: which, its record or why there is none, and whether it was there.
+#: Called after every run: the trial, its record or why there is none, whether it was done before.
 Listener = Callable[[Trial, "dict[str, Any] | Failure", bool], None]
 
 
 def sweep(
     base: str,
-    rivals: Rivals,
+    candidates: Candidates,
     out: str | Path,
     *,
     seeds: Sequence[int] = (0, 1, 2, 3, 4),
@@ -57,14 +57,14 @@ def sweep(
     partial: bool = False,
     listener: Listener | None = None,
 ) -> list[Tuned]:
-    """Tune every rival on validation data, then run the chosen settings with every seed.
+    """Tune every candidate on validation data, then run the chosen settings with every seed.
 
-    The record, rule included, is written to `record_path`. If a run fails, its rival goes no
-    further, all others are run, and a SweepError names what failed; the same call goes on there.
+    The record, rule included, is written to `record_path`. If a run fails, its candidate is
+    left, all others are run, and a SweepError names what failed; the same call resumes there.
 
     Args:
         base: name of the preset for everything but the optimizer.
-        rivals: for each name, the same optimizer with different learning rates; as many for
+        candidates: for each name, the same optimizer with different learning rates; as many for
             each name.
         out: the folder of all runs; on a cluster, on a file system that all machines share.
         seeds: of the final runs. Tuning uses the first.
@@ -74,56 +74,56 @@ def sweep(
         data, partial: as in `load_sets`.
         listener: called after every run.
     """
-    _check(rivals, seeds)
+    _check(candidates, seeds)
     root, source = Path(out).resolve(), data_root(data).resolve()
-    failures = record_path(out, base, rivals, seeds, epochs).with_suffix(".failures.txt")
-    first = _preset(base, next(iter(rivals.values()))[0], seeds[0], epochs)
+    failures = record_path(out, base, candidates, seeds, epochs).with_suffix(".failures.txt")
+    first = _preset(base, next(iter(candidates.values()))[0], seeds[0], epochs)
     sets = trial_sets(first, source, partial)  # encode once
     prints = fingerprint(sets.train), fingerprint(sets.validation)
-    team = _Team(backend or local(jobs), prints, listener or (lambda *_: None))
+    runner = _Runner(backend or local(jobs), prints, listener or (lambda *_: None))
 
     def trial(name: str, rule: OptimizerSettings, seed: int, test: bool) -> Trial:
         return Trial(name, _preset(base, rule, seed, epochs), root, source, partial, test)
 
     tuning = {
         name: [trial(name, rule, seeds[0], test=False) for rule in rules]
-        for name, rules in rivals.items()
+        for name, rules in candidates.items()
     }
-    tried = team.run(tuning)
-    chosen = {name: _best(rivals[name], records) for name, records in tried.items()}
+    tried = runner.run(tuning)
+    chosen = {name: _best(candidates[name], records) for name, records in tried.items()}
     finals = {
         name: [trial(name, rule, seed, test=True) for seed in seeds] if rule else []
         for name, rule in chosen.items()
     }
-    final = team.run(finals)
-    if team.failed:
-        text = "\n".join(f"{trial}: {why.message}\n{why.details}" for trial, why in team.failed)
+    final = runner.run(finals)
+    if runner.failed:
+        text = "\n".join(f"{trial}: {why.message}\n{why.details}" for trial, why in runner.failed)
         write_atomically(failures, text.encode())
-        lines = "".join(f"\n  {trial}: {why.message}" for trial, why in team.failed)
-        runs = "1 run" if len(team.failed) == 1 else f"{len(team.failed)} runs"
+        lines = "".join(f"\n  {trial}: {why.message}" for trial, why in runner.failed)
+        runs = "1 run" if len(runner.failed) == 1 else f"{len(runner.failed)} runs"
         raise SweepError(
             f"{runs} failed (more in {failures}); the others are kept, and the"
-            f" same sweep goes on from there:{lines}"
+            f" same sweep resumes from there:{lines}"
         )
     failures.unlink(missing_ok=True)
     result = [
         Tuned(name, rule, tuple(tried[name]), tuple(final[name])) for name, rule in chosen.items()
     ]
-    _record(out, base, rivals, seeds, epochs, result)
+    _record(out, base, candidates, seeds, epochs, result)
     return result
 
 
 def record_path(
-    out: str | Path, base: str, rivals: Rivals, seeds: Sequence[int], epochs: int | None
+    out: str | Path, base: str, candidates: Candidates, seeds: Sequence[int], epochs: int | None
 ) -> Path:
     """out/sweep-<hash of what is asked>.json."""
-    asked = json.dumps(_asked(base, rivals, seeds, epochs), sort_keys=True)
+    asked = json.dumps(_asked(base, candidates, seeds, epochs), sort_keys=True)
     return Path(out) / f"sweep-{hashlib.sha256(asked.encode()).hexdigest()[:16]}.json"
 
 
 @dataclass
-class _Team:
-    """Those who make the runs, and what they failed at."""
+class _Runner:
+    """Makes runs on a backend, and remembers which failed."""
 
     backend: Backend
     prints: tuple[str, str]
@@ -131,7 +131,7 @@ class _Team:
     failed: list[tuple[Trial, Failure]] = field(default_factory=list)
 
     def run(self, trials: Mapping[str, Sequence[Trial]]) -> dict[str, list[dict[str, Any]]]:
-        """The records of all rivals of whom no run failed, in the order of the trials."""
+        """Return the records of all candidates without a failed run, in the order of the trials."""
         work = Work(run_trial, run_trial, bound(find_trial, self.prints))
         records: dict[Trial, dict[str, Any]] = {}
         todo: list[Trial] = []
@@ -147,7 +147,7 @@ class _Team:
                     raise KeyboardInterrupt
                 if not isinstance(outcome, Failure) and not _arrives(work, trial):
                     outcome = Failure(
-                        f"done, but {trial.folder} is not to be seen here: is the"
+                        f"done, but {trial.folder} is not visible here: is the"
                         " folder shared by all machines?"
                     )
                 if isinstance(outcome, Failure):
@@ -163,7 +163,7 @@ class _Team:
 
 
 def _arrives(work: Work[Trial, dict[str, Any]], trial: Trial) -> bool:
-    """Whether a run is in the folder as it is seen from here; a network may be late."""
+    """Whether a run appears in the folder; a network file system may show it late."""
     for pause in (0.1, 0.5, 2.0, 5.0, 0.0):
         if work.find(trial) is not None:
             return True
@@ -180,7 +180,7 @@ def _preset(base: str, rule: OptimizerSettings, seed: int, epochs: int | None) -
 def _best(
     rules: Sequence[OptimizerSettings], records: Sequence[dict[str, Any]]
 ) -> OptimizerSettings | None:
-    """The settings with the best validation accuracy; of equals, the smaller learning rate."""
+    """Return the settings with the best validation accuracy; of equals, the smaller rate."""
     alive = [
         (-record["validation_accuracy"], rule.lr, i)
         for i, (rule, record) in enumerate(zip(rules, records, strict=True))
@@ -189,46 +189,50 @@ def _best(
     return rules[min(alive)[2]] if alive else None
 
 
-def _check(rivals: Rivals, seeds: Sequence[int]) -> None:
-    counts = {name: len(rules) for name, rules in rivals.items()}
+def _check(candidates: Candidates, seeds: Sequence[int]) -> None:
+    counts = {name: len(rules) for name, rules in candidates.items()}
     if not counts or not all(counts.values()) or len(set(counts.values())) != 1:
         raise ValueError(
-            f"rivals must have the same number of learning rates, at least 1 each, got {counts}"
+            f"candidates must have the same number of learning rates, at least 1 each, got {counts}"
         )
-    for name, rules in rivals.items():
+    for name, rules in candidates.items():
         if len({rule.lr for rule in rules}) != len(rules):
-            raise ValueError(f"rivals[{name!r}] has a learning rate twice")
+            raise ValueError(f"candidates[{name!r}] has a learning rate twice")
         if len({dataclasses.replace(rule, lr=1.0) for rule in rules}) != 1:
-            raise ValueError(f"rivals[{name!r}] must differ in lr alone")
+            raise ValueError(f"candidates[{name!r}] must differ in lr alone")
     if not seeds or len(set(seeds)) != len(seeds) or min(seeds) < 0:
         raise ValueError(
             f"seeds must be different numbers, none negative, at least one, got {list(seeds)}"
         )
 
 
-def _asked(base: str, rivals: Rivals, seeds: Sequence[int], epochs: int | None) -> dict[str, Any]:
+def _asked(
+    base: str, candidates: Candidates, seeds: Sequence[int], epochs: int | None
+) -> dict[str, Any]:
     return {
         "preset": base,
         "epochs": epochs,
         "seeds": list(seeds),
-        "rivals": {name: [dataclasses.asdict(r) for r in rules] for name, rules in rivals.items()},
+        "rivals": {
+            name: [dataclasses.asdict(r) for r in rules] for name, rules in candidates.items()
+        },
     }
 
 
 def _record(
     out: str | Path,
     base: str,
-    rivals: Rivals,
+    candidates: Candidates,
     seeds: Sequence[int],
     epochs: int | None,
     result: Sequence[Tuned],
 ) -> None:
     rule = (
-        f"{len(next(iter(rivals.values())))} learning rates for each rival, each run once with"
-        f" seed {seeds[0]}; the best validation accuracy chooses, of equals the smaller rate;"
+        f"{len(next(iter(candidates.values())))} learning rates for each candidate, each run once"
+        f" with seed {seeds[0]}; the best validation accuracy chooses, of equals the smaller rate;"
         " the chosen one is run with every seed, and only these read the test set"
     )
-    asked = _asked(base, rivals, seeds, epochs)
+    asked = _asked(base, candidates, seeds, epochs)
     tuned = [dataclasses.asdict(one) for one in result]
-    path = record_path(out, base, rivals, seeds, epochs)
+    path = record_path(out, base, candidates, seeds, epochs)
     write_json(path, {"asked": asked, "rule": rule, "tuned": tuned})

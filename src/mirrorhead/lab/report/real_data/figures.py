@@ -91,7 +91,7 @@ def pruning(study: Study) -> Figure:
 
 def weights(study: Study) -> Figure:
     """Histograms of the sizes of attention's weights."""
-    from mirrorhead.lab.evaluation.weights import LARGE
+    from mirrorhead.lab.evaluation.sparsity import LARGE
 
     figure, axes = panels(3, height=3.6, sharey=True)
     rivals = [rival for rival in study.trained if rival.name in SHOWN] or study.trained[:4]

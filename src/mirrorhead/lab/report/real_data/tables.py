@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mirrorhead.lab.evaluation.people import EditScores, RationaleScores
+from mirrorhead.lab.evaluation.rationales import EditScores, RationaleScores
 from mirrorhead.lab.report.real_data.results import KINDS, SHARES, Rival, Run, Study
 from mirrorhead.lab.report.tables import NOTHING, Cell, Table, between, mean, number, word
 

@@ -1,14 +1,13 @@
-"""A model's attention against people: ERASER's rationales and counterfactual edits.
+"""Attention compared with human rationales (ERASER) and with edits that flip the label (CAD).
 
-What is scored is fixed here, before any test set is looked at: attention of [CLS] in the last
-layer, mean over heads. Baselines are scored by the same code: random scores, and gradient
-times input. Attention of other layers and heads, and attention rollout, are here to look at.
+What is scored was fixed before any test set was read: the attention of [CLS] in the last layer,
+mean over heads. The same code scores the baselines: random scores, and gradient times input.
+Other layers and heads, and attention rollout, are available for inspection.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +17,9 @@ from torch import Tensor, nn
 
 from mirrorhead.lab.datasets.cad import Pairs, edited
 from mirrorhead.lab.datasets.eraser import Rationales
-from mirrorhead.lab.evaluation.rollout import pick, rollout
-from mirrorhead.lab.evaluation.selection import (
+from mirrorhead.lab.evaluation.attention_reading import pick, rollout
+from mirrorhead.lab.evaluation.results import EditScores, RationaleScores
+from mirrorhead.lab.evaluation.token_metrics import (
     average_precision,
     iou_f1,
     mass,
@@ -27,7 +27,7 @@ from mirrorhead.lab.evaluation.selection import (
     top,
     word_scores,
 )
-from mirrorhead.lab.models.maps import all_rows, attention_maps
+from mirrorhead.lab.models.attention_maps import all_rows, attention_maps
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -36,31 +36,8 @@ if TYPE_CHECKING:
 Scorer = Callable[[Tensor], np.ndarray]
 
 
-@dataclass(frozen=True)
-class RationaleScores:
-    """Means over documents; `chance` is the share marked, a little below what `at_random` gets."""
-
-    documents: int
-    auprc: float
-    token_f1: float
-    iou_f1: float
-    comprehensiveness: float
-    sufficiency: float
-    chance: float
-
-
-@dataclass(frozen=True)
-class EditScores:
-    """Means over pairs, for originals; `chance` is the share edited, a little below `at_random`."""
-
-    pairs: int
-    auprc: float
-    mass: float
-    chance: float
-
-
 def cls_attention(model: nn.Module, layer: int = -1, heads: Sequence[int] | None = None) -> Scorer:
-    """What [CLS] looks at: in the last layer and as a mean over heads, unless told otherwise."""
+    """Score tokens by the attention of [CLS]; default: last layer, mean over heads."""
 
     def score(ids: Tensor) -> np.ndarray:
         maps = attention_maps(model, ids)
@@ -71,7 +48,7 @@ def cls_attention(model: nn.Module, layer: int = -1, heads: Sequence[int] | None
 
 
 def attention_rollout(model: nn.Module) -> Scorer:
-    """What reaches [CLS] through all layers; see `rollout`."""
+    """Score tokens by attention rollout to [CLS] through all layers; see `rollout`."""
 
     def score(ids: Tensor) -> np.ndarray:
         with all_rows(model):
@@ -81,7 +58,7 @@ def attention_rollout(model: nn.Module) -> Scorer:
 
 
 def gradient_times_input(model: nn.Module, embedding: nn.Module) -> Scorer:
-    """|gradient of the predicted class's logit . embedding|, by token.
+    """Score tokens by |gradient of the predicted class's logit . embedding|.
 
     Args:
         model: from token numbers to logits.
@@ -98,7 +75,7 @@ def gradient_times_input(model: nn.Module, embedding: nn.Module) -> Scorer:
         finally:
             handle.remove()
             model.train(was_training)
-        # Texts do not meet: the gradient of the sum has each one's own.
+        # Texts do not interact, so the gradient of the sum holds the gradient of each.
         (gradient,) = torch.autograd.grad(logits.max(dim=1).values.sum(), kept[0])
         return (gradient * kept[0]).sum(dim=-1).detach().abs().double().numpy()
 
@@ -106,9 +83,9 @@ def gradient_times_input(model: nn.Module, embedding: nn.Module) -> Scorer:
 
 
 class AtRandom:
-    """A scorer that knows nothing: uniform numbers, one for each token or one for each word.
+    """A scorer that knows nothing: uniform random numbers, one per token or one per word.
 
-    Numbers of pieces, added up, would prefer long words, which are marked more often.
+    Sums over the pieces of a word would prefer long words, which are marked more often.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -118,19 +95,19 @@ class AtRandom:
         return self._rng.random(tuple(ids.shape))
 
     def words(self, count: int) -> np.ndarray:
-        """Scores of so many words."""
+        """Return the scores of `count` words."""
         return self._rng.random(count)
 
 
 def at_random(seed: int = 0) -> AtRandom:
-    """Scores that know nothing."""
+    """Return a scorer that knows nothing."""
     return AtRandom(seed)
 
 
 def score_rationales(
     model: nn.Module, scorer: Scorer, rationales: Rationales, tokenizer: Tokenizer, share: float
 ) -> RationaleScores:
-    """How well the scorer finds the words that people marked.
+    """Return how well the scorer finds the words that people marked.
 
     A document longer than the tokenizer's max_length is read in windows, as few and as even as
     can be, so that every word has a score: the scores of its pieces, added up. For the measures
@@ -179,7 +156,7 @@ def _scores_of_words(scorer: Scorer, windows: Sequence[Window], count: int) -> n
 
 
 def score_edits(scorer: Scorer, pairs: Pairs, tokenizer: Tokenizer) -> EditScores:
-    """How well the scorer finds the tokens of originals that had to change to flip the label.
+    """Return how well the scorer finds the tokens of originals that were edited to flip the label.
 
     [CLS] and [SEP] are not candidates. Whole texts are compared: cut ones would show what a longer
     revision pushed out as edited. Pairs in which nothing was changed before the original is cut

@@ -1,6 +1,6 @@
-"""Rivals and their learning rates: those of docs/results.md, or as somebody writes them.
+"""Which optimizers are compared, and with which learning rates.
 
-In the comparisons of docs/results.md there are four rates for each, half a decade apart, around
+The comparisons of docs/results.md try four rates for each optimizer, half a decade apart, around
 what worked in prototypes, some of which had looked at test figures; among the four, validation
 data alone chooses. Everything but the optimizer is the preset's.
 """
@@ -15,11 +15,11 @@ from mirrorhead.lab.training.settings import OPTIMIZERS, OPTIONS, OptimizerName,
 
 
 @dataclass(frozen=True)
-class Study:
-    """A preset, rivals by name with the settings that tuning tries, and seeds of final runs."""
+class Comparison:
+    """A preset, candidates by name with the settings that tuning tries, and seeds of final runs."""
 
     preset: str
-    rivals: Mapping[str, Sequence[OptimizerSettings]]
+    candidates: Mapping[str, Sequence[OptimizerSettings]]
     seeds: tuple[int, ...]
 
 
@@ -27,12 +27,12 @@ def _rates(name: OptimizerName, *rates: float, **options: Any) -> tuple[Optimize
     return tuple(OptimizerSettings(name, lr=lr, **options) for lr in rates)
 
 
-def parse_rival(text: str) -> tuple[str, tuple[OptimizerSettings, ...]]:
-    """A rival as it is written on a command line: the optimizer, its options, its rates.
+def parse_candidate(text: str) -> tuple[str, tuple[OptimizerSettings, ...]]:
+    """Read a candidate from the command line: the optimizer, its options, its learning rates.
 
     Its name is all but the rates.
 
-    >>> name, rules = parse_rival("mirror-descent lr=0.1,0.3 p=1.1")
+    >>> name, rules = parse_candidate("mirror-descent lr=0.1,0.3 p=1.1")
     >>> name, [rule.lr for rule in rules]
     ('mirror-descent p=1.1', [0.1, 0.3])
     """
@@ -40,18 +40,18 @@ def parse_rival(text: str) -> tuple[str, tuple[OptimizerSettings, ...]]:
     found: OptimizerName | None = {name: name for name in OPTIMIZERS}.get(optimizer)  # pyright: ignore
     if found is None:
         known = ", ".join(OPTIMIZERS)
-        raise ValueError(f"rival {text!r}: it must begin with one of {known}, got {optimizer!r}")
+        raise ValueError(f"candidate {text!r}: it must begin with one of {known}")
     given: dict[str, str] = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or key not in ("lr", *OPTIONS[found]):
             allowed = ", ".join(f"{option}=..." for option in ("lr", *OPTIONS[found]))
-            raise ValueError(f"rival {text!r}: {found} takes {allowed}, got {word!r}")
+            raise ValueError(f"candidate {text!r}: {found} takes {allowed}, got {word!r}")
         if key in given:
-            raise ValueError(f"rival {text!r}: {key} is given twice")
+            raise ValueError(f"candidate {text!r}: {key} is given twice")
         given[key] = value
     if "lr" not in given:
-        raise ValueError(f"rival {text!r}: lr is missing, such as lr=0.03,0.1,0.3,1")
+        raise ValueError(f"candidate {text!r}: lr is missing, such as lr=0.03,0.1,0.3,1")
     try:
         rates = [_number("lr", rate) for rate in given.pop("lr").split(",")]
         options: dict[str, Any] = {
@@ -60,9 +60,19 @@ def parse_rival(text: str) -> tuple[str, tuple[OptimizerSettings, ...]]:
         }
         rules = _rates(found, *rates, **options)
     except ValueError as error:
-        raise ValueError(f"rival {text!r}: {error}") from None
-    words = [f"{k}={options[k]}" for k in OPTIONS[found] if k in options]
-    return " ".join([found, *words]), rules
+        raise ValueError(f"candidate {text!r}: {error}") from None
+    return candidate_name(rules[0]), rules
+
+
+def candidate_name(settings: OptimizerSettings) -> str:
+    """Return the optimizer and its options, without the learning rate.
+
+    >>> candidate_name(OptimizerSettings("mirror-descent", lr=0.1, p=1.1))
+    'mirror-descent p=1.1'
+    """
+    options = {key: getattr(settings, key) for key in OPTIONS[settings.name]}
+    words = [f"{key}={value}" for key, value in options.items() if value]
+    return " ".join([settings.name, *words])
 
 
 def _number(name: str, text: str) -> float:
@@ -72,8 +82,8 @@ def _number(name: str, text: str) -> float:
         raise ValueError(f"{name} must be a number, got {text!r}") from None
 
 
-STUDIES = {
-    "imdb": Study(
+COMPARISONS = {
+    "imdb": Comparison(
         "laptop",
         {
             "MD p=1.1": _rates("mirror-descent", 0.03, 0.1, 0.3, 1.0, p=1.1),
@@ -90,7 +100,7 @@ STUDIES = {
         },
         seeds=(0, 1, 2, 3, 4),
     ),
-    "cifar10": Study(
+    "cifar10": Comparison(
         "laptop-vit",
         {
             "MD p=1.1": _rates("mirror-descent", 0.03, 0.1, 0.3, 1.0, p=1.1),

@@ -1,0 +1,283 @@
+"""The results of a sweep or of a single run, collected into the schema of `results`."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mirrorhead.lab.evaluation.measures import EvaluationData, check_parts, measure
+from mirrorhead.lab.evaluation.results import (
+    RUN_RESULTS,
+    ComparisonResults,
+    Measures,
+    OptimizerResults,
+    RandomScores,
+    RunResults,
+    Sizes,
+    TriedRate,
+    check_free,
+    write_results,
+)
+from mirrorhead.lab.runtime.errors import RunError
+from mirrorhead.lab.runtime.jobs import worker_processes
+from mirrorhead.lab.runtime.json_files import from_plain, read_json
+from mirrorhead.lab.training.comparisons import COMPARISONS, candidate_name
+from mirrorhead.lab.training.loggers import read_log
+from mirrorhead.lab.training.presets import NAMES, Sets, load_sets, preset
+from mirrorhead.lab.training.run_folder import Run, load_run, read_outcome
+from mirrorhead.lab.training.runs import read_score
+from mirrorhead.lab.training.settings import OptimizerSettings
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a sweep was asked to do, as in its record; `rivals` are the candidates."""
+
+    preset: str
+    epochs: int | None
+    seeds: list[int]
+    rivals: dict[str, list[dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class _Final:
+    """A final run in the record of a sweep; one that diverged has no accuracies."""
+
+    run: str
+    seed: int
+    diverged: bool
+    best_epoch: int | None = None
+    train_accuracy: float | None = None
+    validation_accuracy: float | None = None
+    test_accuracy: float | None = None
+
+
+@dataclass(frozen=True)
+class _Tuned:
+    """A candidate in the record of a sweep."""
+
+    name: str
+    chosen: OptimizerSettings | None
+    tried: list[TriedRate]
+    final: list[_Final]
+
+
+@dataclass(frozen=True)
+class _Record:
+    """sweep-<hash>.json."""
+
+    asked: _Asked
+    rule: str
+    tuned: list[_Tuned]
+
+
+def collect(
+    sweep: str | Path,
+    out: str | Path,
+    *,
+    jobs: int = 1,
+    data: str | Path | None = None,
+    partial: bool = False,
+    show: bool = True,
+) -> ComparisonResults:
+    """Measure the final runs of a sweep and write them to `out` with how they were tuned.
+
+    Every part of `measure` but test accuracy, which the sweep has read. Measures are kept in the
+    folders of the runs, and not computed again.
+
+    Args:
+        sweep: the folder of all runs, or the record in it, sweep-<hash>.json.
+        out: a JSON file, new or of results.
+        jobs: processes at once, of one thread each.
+        data, partial: as in `load_sets`.
+        show: a progress bar, if this is a terminal.
+    """
+    check_free(Path(out))
+    path = find_record(sweep)
+    record = read_json(path, _Record)
+    asked = record.asked
+    base = preset(asked.preset, OptimizerSettings("sgd"))
+    sizes = _sizes(load_sets(base, data, partial=partial))
+    names = [run.run for one in record.tuned for run in one.final if not run.diverged]
+    folders = [path.parent / name for name in dict.fromkeys(names)]
+    found = dict(zip(folders, _measures(folders, jobs, data, partial, show), strict=True))
+    optimizers = tuple(_optimizer(one, path, found) for one in record.tuned)
+    results = ComparisonResults(
+        name=base.data,
+        preset=asked.preset,
+        epochs=asked.epochs or base.training.epochs,
+        batch_size=base.training.batch_size,
+        rule=record.rule,
+        command=_command(base.data, asked),
+        sizes=sizes,
+        optimizers=optimizers,
+        baselines=_baselines(list(found.values())),
+    )
+    write_results(Path(out), results)
+    return results
+
+
+def write_run_results(
+    run: Run, measures: dict[str, Any], data: str | Path | None, *, partial: bool
+) -> Path | None:
+    """Write the results of one evaluated run to results.json in its folder, for the report.
+
+    None if a part is missing, or if the run has not finished.
+    """
+    outcome, score = read_outcome(run.folder), read_score(run.folder)
+    if not set(check_parts(run)) <= {*measures} or outcome is None or score is None:
+        return None
+    training = run.preset.training
+    result = RunResults(
+        seed=training.seed,
+        best_epoch=outcome.best_epoch,
+        train_accuracy=outcome.epochs[outcome.best_epoch - 1]["train_accuracy"],
+        validation_accuracy=outcome.best_accuracy,
+        test_accuracy=score.accuracy,
+        measures=from_plain(measures, Measures, str(run.folder / "measures.json")),
+        seconds_per_epoch=_seconds(run.folder),
+    )
+    name = candidate_name(training.optimizer)
+    results = ComparisonResults(
+        name=run.preset.data,
+        preset=_preset_name(run),
+        epochs=training.epochs,
+        batch_size=training.batch_size,
+        rule="a single run; no learning rate was tuned",
+        command=f"mirrorhead evaluate {run.folder}",
+        sizes=_sizes(load_sets(run.preset, data, partial=partial)),
+        optimizers=(OptimizerResults(name, training.optimizer, (), (result,)),),
+        baselines=_baselines([measures]),
+    )
+    path = run.folder / RUN_RESULTS
+    write_results(path, results)
+    return path
+
+
+def find_record(sweep: str | Path) -> Path:
+    """Return the record of the sweep in a folder."""
+    path = Path(sweep)
+    if path.is_file():
+        return path
+    found = sorted(path.glob("sweep-*.json"))
+    if not found:
+        raise RunError(f"{path} has no sweep-....json: give the folder of a sweep that has ended")
+    if len(found) > 1:
+        names = ", ".join(one.name for one in found)
+        raise RunError(f"{path} has the records of {len(found)} sweeps: give one of {names}")
+    return found[0]
+
+
+def _preset_name(run: Run) -> str:
+    """Return the name of the preset whose model the run has."""
+    optimizer = run.preset.training.optimizer
+    same = (name for name in NAMES if preset(name, optimizer).model == run.preset.model)
+    return next(same, "custom")
+
+
+def _sizes(sets: Sets) -> Sizes:
+    return Sizes(len(sets.train), len(sets.validation), len(sets.test))
+
+
+def _command(name: str, asked: _Asked) -> str:
+    """Return the command that makes these runs again."""
+    usual = COMPARISONS[name]
+    candidates = {key: [asdict(one) for one in rates] for key, rates in usual.candidates.items()}
+    words = ["mirrorhead", "sweep", name]
+    if asked.preset != usual.preset:
+        words += ["--preset", asked.preset]
+    if asked.rivals != candidates:
+        words += ["--candidate", "..."]  # the record has them all
+    if tuple(asked.seeds) != usual.seeds:
+        words += ["--seeds", *map(str, asked.seeds)]
+    if asked.epochs is not None:
+        words += ["--epochs", str(asked.epochs)]
+    return " ".join(words)
+
+
+def _optimizer(one: _Tuned, record: Path, found: dict[Path, dict[str, Any]]) -> OptimizerResults:
+    where, root = str(record), record.parent
+    runs = [
+        {
+            **asdict(run),
+            "measures": found[root / run.run],
+            "seconds_per_epoch": _seconds(root / run.run),
+        }
+        for run in one.final
+        if not run.diverged
+    ]
+    return OptimizerResults(
+        one.name,
+        one.chosen,
+        tuple(one.tried),
+        from_plain(runs, tuple[RunResults, ...], where),
+        tuple(run.seed for run in one.final if run.diverged),
+    )
+
+
+def _seconds(folder: Path) -> float | None:
+    """Return the seconds of the fastest epoch in the log: other work can only add to them."""
+    events = [event for _, event in read_log(folder / "log.jsonl")]
+    seconds = [event["seconds"] for event in events if event["kind"] == "epoch"]
+    return min(seconds) if seconds else None
+
+
+def _baselines(measures: Sequence[dict[str, Any]]) -> dict[str, RandomScores]:
+    """Return random scores, for texts; those that involve the model are means over the runs."""
+    if not measures or "eraser" not in measures[0]:
+        return {}
+
+    def over_runs(part: str, split: str, key: str) -> float:
+        values = [one[part][split]["random"][key] for one in measures]
+        return values[0] if len(set(values)) == 1 else statistics.fmean(values)
+
+    random = {
+        part: {
+            split: {key: over_runs(part, split, key) for key in scores["random"]}
+            for split, scores in measures[0][part].items()
+        }
+        for part in ("eraser", "cad")
+    }
+    return {"random": from_plain(random, RandomScores, "measures.json")}
+
+
+def _measures(
+    folders: Sequence[Path], jobs: int, data: str | Path | None, partial: bool, show: bool
+) -> Iterator[dict[str, Any]]:
+    """Measure each folder, in that order, with a progress bar."""
+    from joblib import delayed
+    from rich.console import Console
+    from rich.progress import track
+
+    job = delayed(_measure_one)
+    tasks = [job(folder, data, partial) for folder in folders]
+    console = Console(stderr=True)
+    found: Any = worker_processes(jobs, return_as="generator")(tasks)
+    return iter(
+        track(
+            found,
+            "measuring runs",
+            total=len(folders),
+            console=console,
+            disable=not (show and console.is_terminal),
+        )
+    )
+
+
+def _measure_one(folder: Path, data: str | Path | None, partial: bool) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    run = load_run(folder)
+    parts = [part for part in check_parts(run) if part != "test"]
+    return measure(run, _data(EvaluationData.of(run, data, partial=partial)), parts)
+
+
+@lru_cache(maxsize=1)
+def _data(wanted: EvaluationData) -> EvaluationData:
+    """Return the same data, read once in a process that measures many runs."""
+    return wanted
