@@ -42,8 +42,8 @@ from mirrorhead.lab.datasets.batches import POOL, even_batches, pieces
 from mirrorhead.lab.datasets.texts import Texts
 from mirrorhead.lab.models import TextClassifier, TextSettings
 from mirrorhead.lab.training import build_optimizer, preset
+from mirrorhead.lab.training.comparisons import COMPARISONS
 from mirrorhead.lab.training.loop import TOKENS_AT_ONCE
-from mirrorhead.lab.training.comparisons import STUDIES
 
 P, LR = 1.1, 1e-4
 PARTS = ("batch", "encoding", "laptop")
@@ -213,7 +213,7 @@ def laptop_table(count: int = POOL) -> None:
     labels = torch.arange(32) % 2
     print("\n| preset `laptop` | CPU ms a step | of it the optimizer | CPU s an epoch |")
     print("| --- | --- | --- | --- |")
-    for name, rules in STUDIES["imdb"].rivals.items():
+    for name, rules in COMPARISONS["imdb"].candidates.items():
         chosen = preset("laptop", rules[1])
         torch.manual_seed(0)
         model = chosen.build().train()
