@@ -126,7 +126,7 @@ def snap(exponent: float) -> float:
     return quarters / 4 if abs(4 * exponent - quarters) < 1e-12 * (1 + quarters) else exponent
 
 
-class Arithmetic(NamedTuple):
+class PowerOps(NamedTuple):
     """The operations that a power is made of: on tensors, or on lists of tensors."""
 
     mul: Callable[[Any, Any], Any] = torch.mul
@@ -136,16 +136,18 @@ class Arithmetic(NamedTuple):
     pow: Callable[[Any, float], Any] = torch.pow
 
 
-TORCH = Arithmetic()
+TORCH = PowerOps()
 
 
-def power(a: Any, exponent: float, ops: Arithmetic = TORCH) -> Any:
+def power(a: Any, exponent: float, ops: PowerOps = TORCH) -> Any:
     """a**exponent for a >= 0 and exponent > 0.
 
     Multiples of 1/4 up to 128 take multiplications and square roots, which are several
     times faster than a power and exact where the result is (1**e is 1 to the bit). All
     other exponents go to `ops.pow`.
     """
+    if not exponent > 0:
+        raise ValueError(f"exponent must be greater than 0, got {exponent!r}")
     exponent = snap(exponent)
     quarters = round(4 * exponent)
     if 4 * exponent != quarters or exponent > 128:
@@ -171,7 +173,7 @@ def power(a: Any, exponent: float, ops: Arithmetic = TORCH) -> Any:
     return result
 
 
-def signed_power(x: Any, exponent: float, ops: Arithmetic = TORCH) -> Any:
+def signed_power(x: Any, exponent: float, ops: PowerOps = TORCH) -> Any:
     """sign(x)|x|^exponent for exponent > 0, by multiplications where `power` can.
 
     >>> signed_power(torch.tensor([-2.0, 3.0]), 2)

@@ -16,6 +16,17 @@ def inverse(u: Tensor, p: float) -> Tensor:
     return u.sign() * u.abs() ** (1 / (p - 1))
 
 
+def knee_mirror(w: Tensor, p: float, knee: float) -> Tensor:
+    """The mirror map of |w|^p/p up to |w| = knee, and of a parabola beyond."""
+    line = knee ** (p - 1) + (p - 1) * knee ** (p - 2) * (w.abs() - knee)
+    return w.sign() * torch.where(w.abs() <= knee, w.abs() ** (p - 1), line)
+
+
+def knee_inverse(u: Tensor, p: float, knee: float) -> Tensor:
+    line = knee + (u.abs() - knee ** (p - 1)) / ((p - 1) * knee ** (p - 2))
+    return u.sign() * torch.where(u.abs() <= knee ** (p - 1), u.abs() ** (1 / (p - 1)), line)
+
+
 def descend(
     weights: Sequence[Tensor],
     gradients: Sequence[Sequence[Tensor]],  # [step][tensor]
@@ -52,18 +63,21 @@ def adam(
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
     weight_decay: float = 0,
-    rms_floor: float = 1e-2,
+    knee: float | None = 1.0,
     maximize: bool = False,
 ) -> list[Tensor]:
     result = []
+    rms_floor = 1e-8 if p < 2 else 1e-2
     for i, w in enumerate(weights):
-        rms = w.double().square().mean().sqrt().clamp_min(rms_floor) if w.numel() else 1.0
-        u, m, v = mirror(w.double(), p), 0.0, 0.0
+        rms = max(float(w.double().square().mean().sqrt()), rms_floor) if w.numel() else 1.0
+        bent = knee is not None and p < 2
+        u = knee_mirror(w.double(), p, knee * rms) if bent else mirror(w.double(), p)
+        m, v = 0.0, 0.0
         for k, gs in enumerate(gradients, start=1):
             g = -gs[i].double() if maximize else gs[i].double()
             m = betas[0] * m + (1 - betas[0]) * g
             v = betas[1] * v + (1 - betas[1]) * g**2
             d = (m / (1 - betas[0] ** k)) / ((v / (1 - betas[1] ** k)).sqrt() + eps)
             u = (1 - lr * weight_decay) * u - lr * (p - 1) * rms ** (p - 2) * d
-        result.append(inverse(u, p))
+        result.append(knee_inverse(u, p, knee * rms) if bent else inverse(u, p))
     return result

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import copy
 import pickle
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch._inductor.config
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import reference
 from mirrorhead import MirrorAdam, MirrorDescent
-from mirrorhead.optim import fused, mirror_adam, mirror_descent
-from mirrorhead.optim.fast_power import fast_power
+from mirrorhead.optim import _compiled, mirror_adam, mirror_descent
+from mirrorhead.optim._fast_power import fast_power
+from mirrorhead.potentials import power
 
 IMPLEMENTATIONS: dict[str, dict[str, Any]] = {
     "loop": {"foreach": False, "fused": False},
@@ -26,6 +31,9 @@ IMPLEMENTATIONS: dict[str, dict[str, Any]] = {
 }
 each_implementation = pytest.mark.parametrize(
     "how", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS.keys()
+)
+each_unfused = pytest.mark.parametrize(
+    "how", [IMPLEMENTATIONS["loop"], IMPLEMENTATIONS["foreach"]], ids=["loop", "foreach"]
 )
 each_optimizer = pytest.mark.parametrize("cls", [MirrorDescent, MirrorAdam])
 How = dict[str, Any]
@@ -562,6 +570,276 @@ def test_tensors_that_start_at_zero_learn(p: float) -> None:
     torch.testing.assert_close(param.detach(), target, rtol=0, atol=0.02)
 
 
+@each_unfused
+@pytest.mark.parametrize("p", [1.05, 1.1, 1.3, 1.5, 1.75])
+def test_a_tensor_at_zero_moves_as_with_adamw(how: How, p: float) -> None:
+    """300 steps with a gradient of -1, as for LoRA's second factor."""
+    weights = [nn.Parameter(torch.zeros(8)) for _ in range(2)]
+    for cls, w, options in zip(
+        (MirrorAdam, torch.optim.AdamW),
+        weights,
+        ({"p": p, **how}, {"weight_decay": 0}),
+        strict=True,
+    ):
+        optimizer = cls([w], lr=1e-4, **options)
+        for _ in range(300):
+            w.grad = torch.full_like(w, -1.0)
+            optimizer.step()
+    torch.testing.assert_close(weights[0], weights[1], rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("p", [1.1, 1.5])
+def test_lora_learns_as_with_adamw(p: float) -> None:
+    torch.manual_seed(0)
+    x, target = torch.randn(256, 16), torch.randn(16, 2) @ torch.randn(2, 16) * 0.1
+    start = torch.randn(16, 4) / 4
+    losses = []
+    for cls, options in ((torch.optim.AdamW, {"weight_decay": 0.0}), (MirrorAdam, {"p": p})):
+        a, b = nn.Parameter(start.clone()), nn.Parameter(torch.zeros(4, 16))
+        optimizer = cls([a, b], lr=3e-3, **options)
+        for _ in range(300):
+            optimizer.zero_grad()
+            loss = (x @ a @ b - x @ target).square().mean()
+            loss.backward()
+            optimizer.step()
+        losses.append(float(loss.detach()))
+    untrained = float((x @ target).square().mean())
+    assert losses[0] < 0.1 * untrained
+    assert losses[1] < 0.1 * untrained
+
+
+@each_unfused
+@pytest.mark.parametrize("p", [1.1, 1.5, 1.9])
+def test_no_weight_moves_further_than_with_adamw(how: How, p: float) -> None:
+    """Weights of all sizes, 20 steps of one sign and one direction of growth."""
+    start = torch.randn(2000) * torch.logspace(-4, 2, 2000)
+    w, twin = nn.Parameter(start.clone()), nn.Parameter(start.clone())
+    rms = start.square().mean().sqrt()
+    ours = MirrorAdam([w], lr=1e-2, p=p, **how)
+    theirs = torch.optim.AdamW([twin], lr=1e-2, weight_decay=0)
+    for _ in range(20):
+        before = w.detach().clone(), twin.detach().clone()
+        w.grad = -start.sign() * torch.rand(2000)
+        twin.grad = w.grad.clone()
+        ours.step()
+        theirs.step()
+        moved, allowed = (w - before[0]).abs(), (twin - before[1]).abs()
+        rounding = 20 / (p - 1) * 1.2e-7 * w.detach().abs()
+        assert (moved <= allowed * 1.001 + rounding).all()
+        large = before[0].abs() > rms
+        assert (moved >= allowed * 0.999 - rounding)[large].all()
+
+
+@pytest.mark.parametrize("cls", [MirrorAdam, torch.optim.AdamW])
+def test_a_large_learning_rate_does_not_explode(cls: Any) -> None:
+    """p = 1.1 with a gradient whose sign never changes: |w| grows by lr per step, no faster."""
+    w = nn.Parameter(torch.randn(100) * 0.02)
+    optimizer = cls([w], lr=3e-2, **({"p": 1.1} if cls is MirrorAdam else {}))
+    for _ in range(300):
+        w.grad = torch.full_like(w, -1.0)
+        optimizer.step()
+    assert w.abs().max() < 300 * 3e-2 + 0.2
+
+
+def test_the_pure_power_is_there_without_a_knee() -> None:
+    params = [parameter(9)]
+    gradient = [[torch.randn(9)]]
+    expected = reference.adam([params[0].detach()], gradient, lr=1e-2, p=1.1, knee=None)[0]
+    params[0].grad = gradient[0][0].clone()
+    MirrorAdam(params, lr=1e-2, p=1.1, knee=None).step()
+    torch.testing.assert_close(params[0].double(), expected, rtol=1e-4, atol=1e-9)
+
+
+def test_a_p_that_cannot_move_small_weights_gives_a_warning() -> None:
+    param = nn.Parameter(torch.full((4,), 0.02))
+    param.grad = torch.ones(4)
+    with pytest.warns(UserWarning, match="p=30 with weights of about 0.02 .* do not move"):
+        MirrorAdam([param], lr=1e-3, p=30.0).step()
+
+
+# Surprises in everyday use
+
+
+@each_unfused
+@each_optimizer
+@pytest.mark.parametrize("p", [1.1, 1.3, 1.5])
+def test_the_smallest_edit_counts(how: How, cls: Optimizers, p: float) -> None:
+    """A user's own decay of 1e-5 after every step, and an edit of one unit in the last place."""
+    param = parameter(64, scale=1.0)
+    optimizer = cls([param], lr=1e-3, p=p, **how)
+    steps(optimizer, 3)
+    if cls is MirrorAdam:
+        optimizer.state[param]["exp_avg"].zero_()  # no memory of gradients
+    start = param.detach().clone()
+    for _ in range(300):
+        steps(optimizer, 1, zero=True)
+        param.data.mul_(1 - 1e-5)
+    torch.testing.assert_close(param.detach(), start * (1 - 1e-5) ** 300, rtol=2e-5, atol=0)
+
+    steps(optimizer, 1, zero=True)
+    param.data.copy_(torch.nextafter(param.data, torch.tensor(9.0)))
+    edited = param.detach().clone()
+    steps(optimizer, 1, zero=True)
+    assert torch.equal(param, edited)
+
+
+@each_unfused
+@each_optimizer
+def test_a_resized_parameter_is_refused(how: How, cls: Optimizers) -> None:
+    rows = nn.Parameter(torch.randn(40_960, 1))
+    other = parameter(3)
+    optimizer = cls([rows, other], lr=0.1, p=1.1, **how)
+    steps(optimizer, 1)
+    rows.data = torch.cat([rows.data, torch.randn(100, 1)])
+    rows.grad = torch.randn_like(rows)
+    before = rows.detach().clone(), other.detach().clone()
+    with pytest.raises(RuntimeError, match=r"another shape than its state .*\(40960, 1\)"):
+        optimizer.step()
+    assert torch.equal(rows, before[0])
+    assert torch.equal(other, before[1])
+
+
+@each_optimizer
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("p", 0.75, "p must be finite and greater than 1, got 0.75"),
+        ("p", 1.0, "p must be finite and greater than 1, got 1.0"),
+        ("lr", -1.0, "lr must be at least 0"),
+        ("weight_decay", float("nan"), "weight_decay must be at least 0"),
+    ],
+)
+def test_options_set_in_mid_run_are_checked(
+    cls: Optimizers, option: str, value: float, message: str
+) -> None:
+    params = [parameter(3), parameter(4)]
+    optimizer = cls([{"params": params[:1]}, {"params": params[1:]}], lr=0.1)
+    steps(optimizer, 2)
+    before = [param.detach().clone() for param in params]
+    optimizer.param_groups[1][option] = value
+    with pytest.raises(ValueError, match=message):
+        optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(params, before, strict=True))
+    assert [group["step"] for group in optimizer.param_groups] == [2, 2]
+
+
+@pytest.mark.parametrize("exponent", [-0.25, 0.0])
+def test_power_refuses_what_would_never_end(exponent: float) -> None:
+    with pytest.raises(ValueError, match="exponent must be greater than 0"):
+        power(torch.ones(1), exponent)
+
+
+def test_an_overflow_is_named_for_what_it_is() -> None:
+    """Weights at -inf, and so a gradient of NaN: the message does not say that all is well."""
+    param = nn.Parameter(torch.ones(3))
+    optimizer = MirrorDescent([param], lr=1.0, p=1.1)
+    param.grad = torch.tensor([1e5, 0.0, 0.0])
+    optimizer.step()
+    assert param[0] == -torch.inf
+    param.grad = torch.full((3,), torch.nan)
+    with pytest.raises(RuntimeError, match=r"The weights of parameter 0 .* are not finite either"):
+        optimizer.step()
+    assert param[0] == -torch.inf
+    assert param[1:].isfinite().all()
+
+
+def test_the_checkpoint_of_another_optimizer_is_refused() -> None:
+    descent, adam = (cls([parameter(4)], lr=0.1) for cls in (MirrorDescent, MirrorAdam))
+    descent.step()
+    adam.step()
+    with pytest.raises(ValueError, match="no betas: it was not saved by MirrorAdam"):
+        adam.load_state_dict(descent.state_dict())
+    with pytest.raises(ValueError, match="no normalize: it was not saved by MirrorDescent"):
+        descent.load_state_dict(adam.state_dict())
+    for options in ({"amsgrad": True}, {"weight_decay": 0.1}):
+        other = torch.optim.Adam([parameter(4)], **options)
+        other.step()
+        with pytest.raises(ValueError, match="only AdamW's can be loaded"):
+            adam.load_state_dict(other.state_dict())
+
+
+@each_unfused
+def test_a_run_of_adamw_goes_on_in_mirror_adam(how: How) -> None:
+    torch.manual_seed(0)
+    params = [parameter(4, 3), parameter(7)]
+    twins = [nn.Parameter(param.detach().clone()) for param in params]
+    adamw = torch.optim.AdamW(params, lr=1e-2, weight_decay=0.1, foreach=how["foreach"])
+    steps(adamw, 3)
+    ours = MirrorAdam(twins, lr=0.5, p=2.0, **how)
+    for twin, param in zip(twins, params, strict=True):
+        twin.data.copy_(param.detach())
+    ours.load_state_dict(adamw.state_dict())
+    assert ours.param_groups[0]["lr"] == 1e-2
+    for optimizer in (adamw, ours):
+        torch.manual_seed(5)
+        steps(optimizer, 3)
+    assert all(torch.equal(a, b) for a, b in zip(params, twins, strict=True))
+
+
+@each_optimizer
+def test_numbers_of_numpy(cls: Optimizers, tmp_path: Path) -> None:
+    optimizer = cls([parameter(3)], lr=np.float32(1e-3), p=np.float64(1.5))
+    optimizer.add_param_group({"params": [parameter(2)], "weight_decay": np.float32(0.1)})
+    optimizer.step()
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    loaded = torch.load(tmp_path / "optimizer.pt", weights_only=True)
+    assert loaded["param_groups"][0]["lr"] == float(np.float32(1e-3))
+
+
+@each_optimizer
+@pytest.mark.parametrize("how", [{}, {"foreach": False}, {"fused": True}], ids=str)
+@pytest.mark.parametrize("p", [1.1, 2.0, 3.0])
+def test_tensors_without_values(cls: Optimizers, how: How, p: float) -> None:
+    """Meta and fake tensors, as people use them to plan memory."""
+
+    def take_steps(device: str | None = None) -> nn.Parameter:
+        param = nn.Parameter(torch.ones(3, 4, device=device))
+        param.grad = torch.ones(3, 4, device=device)
+        optimizer = cls([param], lr=0.1, p=p, **how)
+        optimizer.step()
+        optimizer.step()
+        return param
+
+    assert take_steps("meta").device.type == "meta"
+    with FakeTensorMode():
+        assert isinstance(take_steps(), FakeTensor)
+    with torch.device("meta"):
+        assert take_steps().device.type == "meta"
+        if "fused" not in how:
+            assert (take_steps("cpu") < 1).all()
+
+
+@each_optimizer
+def test_a_compiled_step_is_the_same_step(cls: Optimizers) -> None:
+    """torch.compile(optimizer.step) breaks no graph and compiles nothing again."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    params = [parameter(5), parameter(3, 2)]
+    twins = [nn.Parameter(param.detach().clone()) for param in params]
+    ours, theirs = cls(params, lr=0.01), cls(twins, lr=0.01)
+    compiled = torch.compile(ours.step)
+    for k in range(4):
+        for param, twin in zip(params, twins, strict=True):
+            param.grad = torch.randn_like(param)
+            twin.grad = param.grad.clone()
+        ours.param_groups[0]["lr"] = theirs.param_groups[0]["lr"] = 0.01 / (k + 1)
+        compiled()
+        theirs.step()
+    assert all(torch.equal(a, b) for a, b in zip(params, twins, strict=True))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 1
+
+
+def test_importing_the_optimizers_imports_nothing_distributed() -> None:
+    code = (
+        "import sys, torch; before = set(sys.modules); import mirrorhead as mh; mh.MirrorAdam;"
+        "print([m for m in set(sys.modules) - before if m.startswith('torch.distributed')])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "[]"
+
+
 # The compiled kernel
 
 
@@ -569,7 +847,8 @@ def test_tensors_that_start_at_zero_learn(p: float) -> None:
 def test_nothing_recompiles() -> None:
     """One graph for all shapes, learning rates and steps of a rule."""
     torch._dynamo.reset()
-    fused._kernel.cache_clear()
+    _compiled._kernel.cache_clear()
+    _compiled._traced.clear()
     torch._dynamo.utils.counters.clear()
     for seed in range(3):
         torch.manual_seed(seed)
@@ -597,6 +876,37 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     ):
         optimizer.step()
     assert torch.equal(param, before)
+
+
+@pytest.mark.parametrize(
+    ("environment", "hint"),
+    [
+        ("no compiler", "needs a C\\+\\+ compiler"),
+        ("unwritable cache", "compile cache .* cannot be written: set TORCHINDUCTOR_CACHE_DIR"),
+    ],
+)
+def test_a_step_that_cannot_be_compiled_moves_nothing(
+    environment: str, hint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """All or nothing: the group of p = 2, which needs no kernel, waits for the other."""
+    torch._dynamo.reset()
+    _compiled._kernel.cache_clear()
+    _compiled._traced.clear()
+    cache = tmp_path / "cache"
+    if environment == "unwritable cache":
+        cache.write_text("a file where torch wants a folder")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
+    params = [parameter(37), parameter(41)]
+    before = [param.detach().clone() for param in params]
+    groups = [{"params": params[:1], "p": 2.0}, {"params": params[1:], "p": 1.2}]
+    optimizer = MirrorAdam(groups, lr=0.1, fused=True)
+    broken = {"cpp.cxx": ("no-such-compiler",)} if environment == "no compiler" else {}
+    with torch._inductor.config.patch(broken), pytest.raises(RuntimeError, match=hint):
+        optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(params, before, strict=True))
+    assert [group["step"] for group in optimizer.param_groups] == [0, 0]
+    assert all(state["step"] == 0 for state in optimizer.state.values())
+    _compiled._kernel.cache_clear()
 
 
 @each_implementation

@@ -197,13 +197,16 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], set[str]]] = {
     ),
 }
 
+NO_ATTENTION = pytest.mark.filterwarnings("ignore:no parameter of .* has the name:UserWarning")
 # transformers' DeBERTa is scripted, which torch 2.13 deprecates.
 SCRIPTED = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 
 each_model = pytest.mark.parametrize(
     ("build", "attention"),
     [
-        pytest.param(*model, id=name, marks=[SCRIPTED] if name == "deberta" else [])
+        pytest.param(
+            *model, id=name, marks={"deberta": SCRIPTED, "mamba": NO_ATTENTION}.get(name, ())
+        )
         for name, model in MODELS.items()
     ],
 )
@@ -265,7 +268,8 @@ def test_tied_weights_are_there_once_under_their_first_name() -> None:
 def test_frozen_parameters_are_left_out() -> None:
     model = nn.MultiheadAttention(8, 2)
     model.in_proj_weight.requires_grad_(False)
-    groups = names(attention_param_groups(model))
+    with pytest.warns(UserWarning, match="no parameter of MultiheadAttention that requires"):
+        groups = names(attention_param_groups(model))
     assert groups == {"rest": ["in_proj_bias", "out_proj.weight", "out_proj.bias"]}
 
 
@@ -359,3 +363,54 @@ def test_groups_survive_a_checkpoint() -> None:
     train(other, resumed)
     for one, two in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(one, two)
+
+
+def test_a_model_without_attention_gives_a_warning() -> None:
+    with pytest.warns(UserWarning, match="no parameter of Linear that requires a gradient"):
+        groups = attention_param_groups(nn.Linear(3, 2))
+    assert names(groups) == {"rest": ["weight", "bias"]}
+
+
+class Adapter(nn.Module):
+    """A projection as PEFT wraps it: names like q_proj.lora_A.default.weight."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer = base
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(8, 2, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(2, 8, bias=False)})
+
+
+def test_names_of_adapters_parametrizations_and_wrappers() -> None:
+    block = nn.Module()
+    block.q_proj = Adapter(nn.Linear(8, 8))
+    block.up_proj = Adapter(nn.Linear(8, 8))
+    block.k_proj = nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))
+    model = nn.Module()
+    model.module = nn.Module()  # as DDP has it
+    model.module.self_attn = block
+    groups = names(attention_param_groups(model))
+    at = "module.self_attn."
+    assert groups["attention"] == [
+        f"{at}q_proj.base_layer.weight",
+        f"{at}q_proj.lora_A.default.weight",
+        f"{at}q_proj.lora_B.default.weight",
+        f"{at}k_proj.parametrizations.weight.original0",
+        f"{at}k_proj.parametrizations.weight.original1",
+    ]
+    assert f"{at}up_proj.lora_A.default.weight" in groups["rest"]
+    own = attention_param_groups(model, patterns=[(r"q_proj\.weight$", {"p": 1.3})])
+    assert len(names(own)[r"q_proj\.weight$"]) == 3
+
+
+@pytest.mark.parametrize("cls", [MirrorDescent, MirrorAdam])
+def test_plain_parameters(cls: Any) -> None:
+    model = nn.TransformerEncoderLayer(8, 2, 16, dropout=0)
+    groups = attention_param_groups(model, p=1.1, named=False)
+    assert "attention (p=1.1): 1 tensors, 192 parameters: (24, 8)" in str(groups)
+    model(torch.ones(2, 3, 8)).square().sum().backward()
+    for group in groups:
+        nn.utils.clip_grad_norm_(group["params"], 1.0)
+    optimizer = cls(groups, lr=0.1)
+    optimizer.step()
+    assert [group["p"] for group in optimizer.param_groups] == [1.1, 2.0]

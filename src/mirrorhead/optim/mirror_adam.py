@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,23 +10,20 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from mirrorhead.optim.base import MirrorOptimizer, Params, check_number
-from mirrorhead.optim.engine import dither as dither_of
-from mirrorhead.optim.engine import implementation, row_of, run, wide_dtype
-from mirrorhead.optim.kernels import (
-    BETA2,
-    DECAY,
-    DITHER,
-    EPS,
-    GAIN1,
-    GAIN2,
-    GRAD_SCALE,
-    LR,
-    ROOT_BIAS,
-    Rule,
+from mirrorhead.optim._base import MirrorOptimizer, Params, check_number
+from mirrorhead.optim._formula import Hyper, Method, UpdateRule
+from mirrorhead.optim._param_state import ParamState, has_values
+from mirrorhead.optim._sharded import local, root_mean_squares
+from mirrorhead.optim._step import (
+    Implementation,
+    StepPlan,
+    cleaned,
+    dither_of,
+    knee_numbers,
+    random_bits,
+    update_rule,
+    wide_dtype,
 )
-from mirrorhead.optim.mirror_descent import cleaned
-from mirrorhead.optim.sharded import local, root_mean_squares
 
 
 class MirrorAdam(MirrorOptimizer):
@@ -39,9 +37,15 @@ class MirrorAdam(MirrorOptimizer):
             \qquad s = (p-1)\, r^{p-2}, \\
         w &\leftarrow \mathrm{sign}(u)\,|u|^{1/(p-1)}.
 
-    r is the root mean square of the tensor before the first step, so that a weight of
-    typical size first moves by about `lr`, as with Adam: learning rates carry over from
-    AdamW. p = 2 is AdamW.
+    r is the root mean square of the tensor before its first step. For p < 2 the potential is
+    quadratic beyond |w| = `knee` r. With the default knee a step moves a weight by about
+
+    .. math:: \eta\, \min(1, |w|/r)^{2-p}
+
+    times Adam's direction: weights of size r and above move exactly as far as with AdamW,
+    smaller ones less. No weight moves further than with AdamW, so learning rates carry over
+    for every p below 2. A tensor that starts at zero (LoRA's second factor, biases) has no
+    scale and moves as with AdamW. p = 2 is AdamW.
 
     Args:
         params: parameters, named parameters or groups; every option can differ by group.
@@ -49,9 +53,13 @@ class MirrorAdam(MirrorOptimizer):
         p: exponent of the norm, greater than 1.
         betas: decay of the two moments.
         eps: added to the root of the second moment.
-        weight_decay: decoupled, and in the dual: 1/(p-1) times as strong in the weights
+        weight_decay: decoupled, and in the dual: up to 1/(p-1) times as strong in the weights
             as AdamW's. See docs/optimizer.md.
-        rms_floor: the least r. Tensors that start at zero take it as their typical size.
+        knee: where the potential becomes quadratic, in units of r. None keeps the pure power
+            |w|^p: then large weights move faster the larger they are, and at p = 1.1 a
+            learning rate of 3e-3 can be too large.
+        rms_floor: the least r. By default 1e-8 for p < 2, where a tensor at zero then moves as
+            with AdamW, and 1e-2 for p > 2.
         maximize, foreach, fused, keep_dual, stochastic_rounding, error_if_nonfinite: as in
             `MirrorDescent`.
 
@@ -63,6 +71,7 @@ class MirrorAdam(MirrorOptimizer):
 
     _tensor_state = frozenset({"dual", "wide", "exp_avg", "exp_avg_sq"})
     _scalar_state = frozenset({"step", "rms"})
+    _own_option = "betas"
 
     def __init__(
         self,
@@ -73,7 +82,8 @@ class MirrorAdam(MirrorOptimizer):
         eps: float = 1e-8,
         weight_decay: float = 0,
         *,
-        rms_floor: float = 1e-2,
+        knee: float | None = 1.0,
+        rms_floor: float | None = None,
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
@@ -93,45 +103,127 @@ class MirrorAdam(MirrorOptimizer):
         check_number("betas[0]", betas[0], below=1)
         check_number("betas[1]", betas[1], below=1)
         check_number("eps", options["eps"])
-        check_number("rms_floor", options["rms_floor"], low_open=True)
+        if options["knee"] is not None:
+            check_number("knee", options["knee"], low_open=True)
+        if options["rms_floor"] is not None:
+            check_number("rms_floor", options["rms_floor"], low_open=True)
 
-    def _step_group(
-        self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]
-    ) -> list[bool]:
+    def _plan(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> StepPlan:
         new = [param for param in params if "rms" not in self.state[param]]
-        for param, rms in zip(new, root_mean_squares(new).tolist() if new else [], strict=True):
-            self.state[param]["rms"] = torch.tensor(rms, dtype=torch.float64)
-            self.state[param]["step"] = torch.tensor(0.0)
-        states = [self.state[param] for param in params]
-        return mirror_adam(
+        for param, rms in zip(new, root_mean_squares(new), strict=True):
+            state = self.state[param]
+            state["rms"] = torch.tensor(rms, dtype=torch.float64, device="cpu")
+            state.setdefault("step", torch.tensor(0.0, device="cpu"))
+        plain = [is_adamw(group["p"], param.dtype) for param in params]
+        moments = [(param, self._buffer_dtype(group, param)) for param in params]
+        return plan_adam(
             [local(param) for param in params],
             grads,
-            [None if is_adamw(group["p"], w.dtype) else self._kept(group, w) for w in params],
-            [self._buffer(group, param, "exp_avg") for param in params],
-            [self._buffer(group, param, "exp_avg_sq") for param in params],
-            [state["step"] for state in states],
-            rms=[max(float(state["rms"]), group["rms_floor"]) for state in states],
+            [
+                None if its_own else self._stored(group, param)
+                for param, its_own in zip(params, plain, strict=True)
+            ],
+            [self._buffer(param, "exp_avg", dtype) for param, dtype in moments],
+            [self._buffer(param, "exp_avg_sq", dtype) for param, dtype in moments],
+            [self.state[param]["step"] for param in params],
+            rms=[self._rms(group, param) for param in params],
             lr=group["lr"],
             p=group["p"],
             beta1=group["betas"][0],
             beta2=group["betas"][1],
             eps=group["eps"],
             weight_decay=group["weight_decay"],
+            knee=group["knee"],
             maximize=group["maximize"],
             foreach=group["foreach"],
             fused=group["fused"],
             stochastic_rounding=group["stochastic_rounding"],
-            dither=dither_of(group["step"]),
-            seed=group["step"],
+            dither=dither_of(group["step"] + 1),
+            seed=group["step"] + 1,
         )
+
+    def _rms(self, group: dict[str, Any], param: Tensor) -> float:
+        rms = self.state[param]["rms"]
+        floor = group["rms_floor"]
+        if floor is None:
+            floor = 1e-8 if group["p"] < 2 else 1e-2
+        return max(float(rms) if has_values(rms) else 1.0, floor)
+
+    def _mirror(self, group: dict[str, Any], param: Tensor, weight: Tensor) -> Tensor:
+        rule, hyper = mirror_map(group["p"], group["knee"], self._rms(group, param), weight)
+        return rule.mirror(weight, hyper)
+
+    def _translated(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Accept checkpoints of torch's AdamW, and those from before the knee."""
+        groups = []
+        for number, saved in enumerate(state_dict["param_groups"]):
+            if "p" in saved:
+                groups.append({"knee": None, **saved} if "betas" in saved else saved)
+                continue
+            if not {"betas", "eps", "amsgrad"} <= saved.keys() or number >= len(self.param_groups):
+                groups.append(saved)
+                continue
+            coupled = saved["weight_decay"] and not saved.get("decoupled_weight_decay", True)
+            if saved["amsgrad"] or coupled:
+                raise ValueError(
+                    f"state_dict group {number} is of Adam with"
+                    f" {'amsgrad' if saved['amsgrad'] else 'l2 weight decay'},"
+                    " which MirrorAdam does not have: only AdamW's can be loaded"
+                )
+            mine = self.param_groups[number]
+            kept = {name: mine[name] for name in self.defaults}
+            theirs = ("lr", "betas", "eps", "weight_decay", "maximize")
+            extra = {k: v for k, v in saved.items() if k in ("params", "param_names", "initial_lr")}
+            steps = [
+                int(state_dict["state"][i]["step"])
+                for i in saved["params"]
+                if i in state_dict["state"]
+            ]
+            step = {"step": max(steps, default=0)}
+            groups.append({**kept, **{name: saved[name] for name in theirs}, **extra, **step})
+        return {**state_dict, "param_groups": groups}
 
 
 def is_adamw(p: float, dtype: torch.dtype) -> bool:
-    """Whether torch's own AdamW moves the parameter: at p = 2, in full precision."""
+    """Return whether torch's own AdamW moves the parameter: at p = 2, in full precision."""
     return p == 2 and dtype == wide_dtype(dtype)
 
 
+def mirror_map(
+    p: float, knee: float | None, rms: float, weight: Tensor
+) -> tuple[UpdateRule, Hyper]:
+    """Return a rule and numbers that are enough for its `mirror` and `inverse`."""
+    numbers = knee_numbers(p, knee, rms)
+    rule = update_rule(p, Method.ADAM, weight, None, False, knee=bool(numbers))
+    return rule, Hyper(lr=0.0, **numbers)
+
+
 def mirror_adam(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    stored: Sequence[Tensor | None],
+    exp_avgs: Sequence[Tensor],
+    exp_avg_sqs: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    **options: Any,
+) -> list[bool]:
+    """Take one step of `MirrorAdam` on plain tensors, in place.
+
+    Return, for each gradient, whether it was finite; inf and NaN in it count as 0.
+
+    Args:
+        params, grads: the weights and their gradients.
+        stored: as in `mirror_descent`.
+        exp_avgs, exp_avg_sqs: the moments, zeros at the start, in float32 or better.
+        steps: how many steps each weight has taken, as tensors of one element; one is added.
+        options: those of `plan_adam`.
+    """
+    plan = plan_adam(params, grads, stored, exp_avgs, exp_avg_sqs, steps, **options)
+    plan.prepare()
+    return plan.run()
+
+
+def plan_adam(
     params: Sequence[Tensor],
     grads: Sequence[Tensor],
     stored: Sequence[Tensor | None],
@@ -146,90 +238,86 @@ def mirror_adam(
     beta2: float,
     eps: float,
     weight_decay: float = 0,
+    knee: float | None = None,
     maximize: bool = False,
     foreach: bool | None = None,
     fused: bool | None = None,
     stochastic_rounding: bool = False,
     dither: float = 0.0,
     seed: int = 0,
-) -> list[bool]:
-    """One step of `MirrorAdam` on plain tensors, in place.
-
-    Returns, for each gradient, whether it was finite; inf and NaN in it counted as 0.
+) -> StepPlan:
+    """Plan one step of `mirror_adam`; nothing moves before the plan is run.
 
     Args:
-        params, grads: the weights and their gradients.
-        stored: as in `mirror_descent`.
-        exp_avgs, exp_avg_sqs: the moments, zeros at the start, in float32 or better.
-        steps: how many steps each weight has taken, as tensors of one element; one is added.
         rms: the typical size r of each weight.
         dither, seed: as in `mirror_descent`.
     """
-    how = implementation(foreach, fused)
-    rate = float(lr)
+    rate = float(lr) if not isinstance(lr, Tensor) or has_values(lr) else 0.0
+    plan = StepPlan(Implementation.chosen(foreach, fused), [True] * len(params))
     plain = [i for i, w in enumerate(params) if is_adamw(p, w.dtype)]
-    finite = [True] * len(params)
     if plain:
-        found, clean = cleaned([grads[i] for i in plain])
-        for i, ok in zip(plain, found, strict=True):
-            finite[i] = ok
-        adamw(
-            [params[i] for i in plain],
-            clean,
-            [exp_avgs[i] for i in plain],
-            [exp_avg_sqs[i] for i in plain],
-            [],
-            [steps[i] for i in plain],
-            foreach=how == "foreach",
-            fused=how == "fused",
-            amsgrad=False,
-            beta1=beta1,
-            beta2=beta2,
-            lr=rate,
-            weight_decay=weight_decay,
-            eps=eps,
-            maximize=maximize,
-        )
-    others = [i for i, w in enumerate(params) if not is_adamw(p, w.dtype)]
-    if not others:
-        return finite
-    numbers = []
-    for i in others:
-        steps[i].add_(1)
-        count = float(steps[i])
+
+        def torch_step() -> None:
+            finite, clean = cleaned([grads[i] for i in plain])
+            for i, ok in zip(plain, finite, strict=True):
+                plan.finite[i] = ok
+            adamw(
+                [params[i] for i in plain],
+                clean,
+                [exp_avgs[i] for i in plain],
+                [exp_avg_sqs[i] for i in plain],
+                [],
+                [steps[i] for i in plain],
+                foreach=plan.implementation is Implementation.FOREACH,
+                fused=plan.implementation is Implementation.COMPILED and has_values(params[0]),
+                amsgrad=False,
+                beta1=beta1,
+                beta2=beta2,
+                lr=rate,
+                weight_decay=weight_decay,
+                eps=eps,
+                maximize=maximize,
+            )
+
+        plan.torch_step = torch_step
+    for i, w in enumerate(params):
+        if is_adamw(p, w.dtype):
+            continue
+        count = float(steps[i]) + 1 if has_values(steps[i]) else 1.0
         scale = (p - 1) * rms[i] ** (p - 2)
-        row = {
-            LR: rate * scale / (1 - beta1**count),
-            DECAY: rate * weight_decay,
-            DITHER: dither,
-            GRAD_SCALE: -1.0 if maximize else 1.0,
-            GAIN1: 1 - beta1,
-            BETA2: beta2,
-            GAIN2: 1 - beta2,
-            EPS: eps,
-            ROOT_BIAS: (1 - beta2**count) ** -0.5,
-        }
-        numbers.append(row_of(row))
-    rule = Rule(
-        p=p,
-        kind="adam",
-        storage="primal",
-        dtype=torch.float32,
-        decay=weight_decay != 0,
-        scaled=maximize,
-    )
-    found = run(
-        rule,
-        [params[i] for i in others],
-        [grads[i] for i in others],
-        [stored[i] for i in others],
-        [exp_avgs[i] for i in others],
-        [exp_avg_sqs[i] for i in others],
-        numbers,
-        how,
-        stochastic_rounding,
-        seed,
-    )
-    for i, ok in zip(others, found, strict=True):
-        finite[i] = ok
-    return finite
+        if rate and w.numel() and rate * scale < torch.finfo(wide_dtype(w.dtype)).tiny:
+            warnings.warn(
+                f"p={p:g} with weights of about {rms[i]:.1g} (shape {tuple(w.shape)}): the step in"
+                f" the dual, {rate * scale:.0e}, is 0 in {wide_dtype(w.dtype)}, so they do not"
+                " move. Use a smaller p, or float64",
+                stacklevel=2,
+            )
+        bend = knee_numbers(p, knee, rms[i])
+        rule = update_rule(
+            p,
+            Method.ADAM,
+            w,
+            stored[i],
+            stochastic_rounding,
+            decay=weight_decay != 0,
+            scaled=maximize,
+            knee=bool(bend),
+        )
+        hyper = Hyper(
+            lr=rate * scale / (1 - beta1**count),
+            decay=rate * weight_decay,
+            dither=dither,
+            grad_scale=-1.0 if maximize else 1.0,
+            gain1=1 - beta1,
+            beta2=beta2,
+            gain2=1 - beta2,
+            eps=eps,
+            root_bias=(1 - beta2**count) ** -0.5,
+            **bend,
+        )
+        noise = random_bits(w, seed * len(params) + i) if rule.stochastic else None
+        state = ParamState(rule, hyper, w, grads[i], stored[i], exp_avgs[i], exp_avg_sqs[i], noise)
+        plan.states.append(state)
+        plan.positions.append(i)
+        plan.counters.append(steps[i])
+    return plan

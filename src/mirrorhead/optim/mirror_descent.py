@@ -9,12 +9,19 @@ import torch
 from torch import Tensor
 from torch.optim.sgd import sgd
 
-from mirrorhead.optim.base import MirrorOptimizer, Params, check_number
-from mirrorhead.optim.engine import dither as dither_of
-from mirrorhead.optim.engine import implementation, row_of, run, wide_dtype
-from mirrorhead.optim.kernels import DECAY, DITHER, GRAD_SCALE, LR, MOMENTUM, Rule
-from mirrorhead.optim.leaf import is_finite
-from mirrorhead.optim.sharded import combine_norms, dual_norms, local
+from mirrorhead.optim._base import MirrorOptimizer, Params, check_number
+from mirrorhead.optim._formula import Hyper, Method
+from mirrorhead.optim._param_state import ParamState, has_values
+from mirrorhead.optim._sharded import combine_norms, dual_norms, local
+from mirrorhead.optim._step import (
+    Implementation,
+    StepPlan,
+    cleaned,
+    dither_of,
+    random_bits,
+    update_rule,
+    wide_dtype,
+)
 from mirrorhead.potentials import dual_exponent
 
 Normalize = Literal["tensor", "global"] | None
@@ -55,6 +62,7 @@ class MirrorDescent(MirrorOptimizer):
     """
 
     _tensor_state = frozenset({"dual", "wide", "momentum_buffer"})
+    _own_option = "normalize"
 
     def __init__(
         self,
@@ -90,54 +98,80 @@ class MirrorDescent(MirrorOptimizer):
             raise ValueError("nesterov=True needs momentum greater than 0")
 
     def _buffer_dtype(self, group: dict[str, Any], param: Tensor) -> torch.dtype:
-        if is_sgd(group["p"], group["stochastic_rounding"])(param):
+        if is_sgd(group["p"], param.dtype, group["stochastic_rounding"]):
             return param.dtype  # as torch's SGD has it
         return super()._buffer_dtype(group, param)
 
-    def _step_group(
-        self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]
-    ) -> list[bool]:
-        scales, finite = [1.0] * len(params), [True] * len(params)
+    def _plan(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> StepPlan:
+        finite, scales = [True] * len(params), [1.0] * len(params)
         if group["normalize"]:
             finite, grads = cleaned(grads)
             scales = _inverse_norms(params, grads, group["p"], group["normalize"])
-        buffers = [
-            self._buffer(group, param, "momentum_buffer") if group["momentum"] else None
-            for param in params
-        ]
-        plain = is_sgd(group["p"], group["stochastic_rounding"])
-        found = mirror_descent(
+        stored, buffers = [], []
+        for param in params:
+            plain = is_sgd(group["p"], param.dtype, group["stochastic_rounding"])
+            dtype = self._buffer_dtype(group, param)
+            stored.append(None if plain else self._stored(group, param))
+            buffers.append(
+                self._buffer(param, "momentum_buffer", dtype) if group["momentum"] else None
+            )
+        plan = plan_descent(
             [local(param) for param in params],
             grads,
-            [None if plain(param) else self._kept(group, param) for param in params],
+            stored,
             buffers,
+            lr=group["lr"],
+            p=group["p"],
+            momentum=group["momentum"],
+            nesterov=group["nesterov"],
+            weight_decay=group["weight_decay"],
+            maximize=group["maximize"],
+            foreach=group["foreach"],
+            fused=group["fused"],
+            stochastic_rounding=group["stochastic_rounding"],
             scales=scales,
-            dither=dither_of(group["step"]),
-            seed=group["step"],
-            **{
-                name: group[name]
-                for name in (
-                    "lr",
-                    "p",
-                    "momentum",
-                    "nesterov",
-                    "weight_decay",
-                    "maximize",
-                    "foreach",
-                    "fused",
-                    "stochastic_rounding",
-                )
-            },
+            dither=dither_of(group["step"] + 1),
+            seed=group["step"] + 1,
         )
-        return [a and b for a, b in zip(finite, found, strict=True)]
+        plan.finite = finite
+        return plan
 
 
-def is_sgd(p: float, stochastic_rounding: bool) -> Any:
-    """Which parameters torch's own SGD moves: at p = 2, but for bf16 rounded at random."""
-    return lambda w: p == 2 and not (stochastic_rounding and w.dtype == torch.bfloat16)
+def is_sgd(p: float, dtype: torch.dtype, stochastic_rounding: bool) -> bool:
+    """Return whether torch's own SGD moves the parameter: at p = 2, unless rounded at random."""
+    return p == 2 and not (stochastic_rounding and dtype == torch.bfloat16)
 
 
 def mirror_descent(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    stored: Sequence[Tensor | None],
+    momentum_buffers: Sequence[Tensor | None],
+    **options: Any,
+) -> list[bool]:
+    """Take one step of `MirrorDescent` on plain tensors, in place.
+
+    Return, for each gradient, whether it was finite; inf and NaN in it count as 0.
+
+    Args:
+        params, grads: the weights and their gradients.
+        stored: for each weight, u = sign(w)|w|^(p-1) in float32 or better (p < 2), a float32
+            copy of w (p > 2), or None to keep nothing.
+        momentum_buffers: zeros at the start; None where momentum is 0.
+        options: those of `plan_descent`.
+
+    >>> w, u = torch.tensor([0.5, 0.0]), torch.tensor([0.5**0.5, 0.0])
+    >>> mirror_descent([w], [torch.tensor([0.0, -1.0])], [u], [None], lr=0.1, p=1.5)
+    [True]
+    >>> w, u
+    (tensor([0.5000, 0.0100]), tensor([0.7071, 0.1000]))
+    """
+    plan = plan_descent(params, grads, stored, momentum_buffers, **options)
+    plan.prepare()
+    return plan.run()
+
+
+def plan_descent(
     params: Sequence[Tensor],
     grads: Sequence[Tensor],
     stored: Sequence[Tensor | None],
@@ -155,114 +189,81 @@ def mirror_descent(
     scales: Sequence[float] | None = None,
     dither: float = 0.0,
     seed: int = 0,
-) -> list[bool]:
-    """One step of `MirrorDescent` on plain tensors, in place.
-
-    Returns, for each gradient, whether it was finite; inf and NaN in it counted as 0.
+) -> StepPlan:
+    """Plan one step of `mirror_descent`; nothing moves before the plan is run.
 
     Args:
-        params, grads: the weights and their gradients.
-        stored: for each weight, u = sign(w)|w|^(p-1) in float32 or better (p < 2), a float32
-            copy of w (p > 2), or None to keep nothing.
-        momentum_buffers: zeros at the start; None where momentum is 0.
         scales: what to multiply each gradient by first, such as 1/||g||_q.
-        dither: from -1/2 to 1/2; see `kernels._dithered`.
+        dither: from -1/2 to 1/2; see `_formula._dithered`.
         seed: of the noise for stochastic rounding; another one for every step.
-
-    >>> w, u = torch.tensor([0.5, 0.0]), torch.tensor([0.5**0.5, 0.0])
-    >>> mirror_descent([w], [torch.tensor([0.0, -1.0])], [u], [None], lr=0.1, p=1.5)
-    [True]
-    >>> w, u
-    (tensor([0.5000, 0.0100]), tensor([0.7071, 0.1000]))
     """
     scales = [1.0] * len(params) if scales is None else scales
-    how = implementation(foreach, fused)
-    rate = float(lr)
-    plain = is_sgd(p, stochastic_rounding)
-    finite = [True] * len(params)
-    if sgd_indices := [i for i, w in enumerate(params) if plain(w)]:
-        weights = [params[i] for i in sgd_indices]
-        if weight_decay:
-            torch._foreach_mul_(weights, 1 - rate * weight_decay)
-        found, clean = cleaned([grads[i] for i in sgd_indices])
-        for i, ok in zip(sgd_indices, found, strict=True):
-            finite[i] = ok
-        sgd(
-            weights,
-            [
-                g if scales[i] == 1 else g * scales[i]
-                for i, g in zip(sgd_indices, clean, strict=True)
-            ],
-            [momentum_buffers[i] for i in sgd_indices],
-            foreach=how == "foreach",
-            fused=how == "fused",
-            weight_decay=0,
-            momentum=momentum,
-            lr=rate,
-            dampening=0,
-            nesterov=nesterov,
-            maximize=maximize,
-        )
-    if indices := [i for i, w in enumerate(params) if not plain(w)]:
-        sign = -1.0 if maximize else 1.0
-        rule = Rule(
-            p=p,
-            kind="descent",
-            storage="primal",
-            dtype=torch.float32,
+    rate = float(lr) if not isinstance(lr, Tensor) or has_values(lr) else 0.0
+    plan = StepPlan(Implementation.chosen(foreach, fused), [True] * len(params))
+    plain = [i for i, w in enumerate(params) if is_sgd(p, w.dtype, stochastic_rounding)]
+    if plain:
+
+        def torch_step() -> None:
+            weights = [params[i] for i in plain]
+            if weight_decay:
+                torch._foreach_mul_(weights, 1 - rate * weight_decay)
+            finite, clean = cleaned([grads[i] for i in plain])
+            for i, ok in zip(plain, finite, strict=True):
+                plan.finite[i] &= ok
+            sgd(
+                weights,
+                [g if scales[i] == 1 else g * scales[i] for i, g in zip(plain, clean, strict=True)],
+                [momentum_buffers[i] for i in plain],
+                foreach=plan.implementation is Implementation.FOREACH,
+                fused=plan.implementation is Implementation.COMPILED and has_values(params[0]),
+                weight_decay=0,
+                momentum=momentum,
+                lr=rate,
+                dampening=0,
+                nesterov=nesterov,
+                maximize=maximize,
+            )
+
+        plan.torch_step = torch_step
+    scaled = maximize or any(scale != 1 for scale in scales)
+    for i, w in enumerate(params):
+        if is_sgd(p, w.dtype, stochastic_rounding):
+            continue
+        rule = update_rule(
+            p,
+            Method.DESCENT,
+            w,
+            stored[i],
+            stochastic_rounding,
             momentum=momentum != 0,
             nesterov=nesterov,
             decay=weight_decay != 0,
-            scaled=maximize or any(scale != 1 for scale in scales),
+            scaled=scaled,
         )
-        found = run(
-            rule,
-            [params[i] for i in indices],
-            [grads[i] for i in indices],
-            [stored[i] for i in indices],
-            [momentum_buffers[i] for i in indices],
-            [None] * len(indices),
-            [
-                row_of(
-                    {
-                        LR: rate,
-                        DECAY: rate * weight_decay,
-                        DITHER: dither,
-                        GRAD_SCALE: sign * scales[i],
-                        MOMENTUM: momentum,
-                    }
-                )
-                for i in indices
-            ],
-            how,
-            stochastic_rounding,
-            seed,
+        hyper = Hyper(
+            lr=rate,
+            decay=rate * weight_decay,
+            dither=dither,
+            grad_scale=-scales[i] if maximize else scales[i],
+            momentum=momentum,
         )
-        for i, ok in zip(indices, found, strict=True):
-            finite[i] = ok
-    return finite
-
-
-def cleaned(grads: Sequence[Tensor]) -> tuple[list[bool], list[Tensor]]:
-    """Which gradients are finite, and all of them with 0 for inf and NaN."""
-    finite = [is_finite(g) for g in grads]
-    return finite, [
-        g if ok else g.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-        for g, ok in zip(grads, finite, strict=True)
-    ]
+        noise = random_bits(w, seed * len(params) + i) if rule.stochastic else None
+        state = ParamState(rule, hyper, w, grads[i], stored[i], momentum_buffers[i], None, noise)
+        plan.states.append(state)
+        plan.positions.append(i)
+    return plan
 
 
 def _inverse_norms(
     params: Sequence[Tensor], grads: Sequence[Tensor], p: float, by: Normalize
 ) -> list[float]:
-    """1/||g||_q for each gradient, or for all of them together; 0 for a zero gradient."""
+    """Return 1/||g||_q for each gradient, or for all of them together; 0 for a zero gradient."""
     q = dual_exponent(p)
     norms = dual_norms(params, grads, q)
     if by == "global":
-        norms = combine_norms(norms, q).expand(len(params))
+        norms = [combine_norms(norms, q)] * len(params)
     # A norm of subnormal size has no reciprocal in its dtype: the largest number must do.
     largest = [torch.finfo(wide_dtype(g.dtype)).max for g in grads]
     return [
-        min(1 / norm, big) if norm > 0 else 0.0
-        for norm, big in zip(norms.tolist(), largest, strict=True)
+        min(1 / norm, big) if norm > 0 else 0.0 for norm, big in zip(norms, largest, strict=True)
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,17 @@ ATTENTION_PATTERNS = (
     r"\brel_attn\.[qkv]$",  # XLNet
 )
 
+#: What wrappers put into a name, and what it stands for: PEFT's adapters, torch's
+#: parametrizations, DDP and torch.compile.
+_WRAPPERS = (
+    (r"\.parametrizations\.(\w+)\.(original\d*|\d+\.\w+)$", r".\1"),
+    (r"^parametrizations\.(\w+)\.(original\d*|\d+\.\w+)$", r"\1"),
+    (r"\.(base_layer|original_module)(?=\.)", ""),
+    (r"\.lora_(embedding_)?[AB](\.\w+)?(\.weight)?$", ".weight"),
+    (r"\.lora_magnitude_vector\b.*$", ".weight"),
+    (r"(^|\.)(module|_orig_mod)(?=\.)", ""),
+)
+
 
 class ParamGroups(list[dict[str, Any]]):
     """A list of parameter groups that prints what is in them."""
@@ -33,8 +45,11 @@ class ParamGroups(list[dict[str, Any]]):
         lines = []
         for group in self:
             options = ", ".join(f"{k}={v}" for k, v in group.items() if k not in ("params", "name"))
-            names = [name for name, _ in group["params"]]
-            count = sum(param.numel() for _, param in group["params"])
+            pairs = [
+                x if isinstance(x, tuple) else (str(tuple(x.shape)), x) for x in group["params"]
+            ]
+            names = [name for name, _ in pairs]
+            count = sum(param.numel() for _, param in pairs)
             shown = ", ".join(names[:4]) + (f", and {len(names) - 4} more" if names[4:] else "")
             lines.append(
                 f"{group['name']} ({options}): {len(names)} tensors,"
@@ -48,6 +63,8 @@ def attention_param_groups(
     p: float = 1.1,
     rest: float | Mapping[str, Any] = 2.0,
     patterns: Sequence[tuple[str, Mapping[str, Any]]] = (),
+    *,
+    named: bool = True,
     **options: Any,
 ) -> ParamGroups:
     """Groups for `MirrorDescent` or `MirrorAdam`: attention projections, and the rest.
@@ -55,14 +72,19 @@ def attention_param_groups(
     Every parameter that requires a gradient is in exactly one group. A name is matched
     (regular expressions, `re.search`) against `patterns` first, in order, then against
     `ATTENTION_PATTERNS`; the first match wins and what matches nothing is the rest. A tensor
-    shared by several names goes by the first of them. `print` the result to see what was
-    grouped.
+    shared by several names goes by the first of them. Names are also matched without what
+    PEFT, torch's parametrizations, DDP and torch.compile put into them, so that
+    `q_proj.lora_A.default.weight` counts as `q_proj.weight`. `print` the result to see what
+    was grouped. A model in which no name is that of attention gives a warning.
 
     Args:
         model: any module.
         p: for query, key and value projections, packed ones included.
         rest: p, or a dict of options, for everything else.
         patterns: pairs of a pattern and the options of the group it makes.
+        named: True for (name, parameter) pairs, so that errors and checkpoints can name the
+            parameters. False for plain parameters, which `ZeroRedundancyOptimizer` and
+            `clip_grad_norm_(group["params"], ...)` need.
         options: options for all groups that do not set them themselves.
 
     >>> model = nn.TransformerEncoderLayer(8, 2, dim_feedforward=16)
@@ -88,14 +110,35 @@ def attention_param_groups(
     for name, param in model.named_parameters():  # a shared tensor comes once
         if param.requires_grad:
             members[_choose(name, [pattern for pattern, _ in patterns])].append((name, param))
+    if not any(is_attention(name) for pairs in members for name, _ in pairs):
+        warnings.warn(
+            f"no parameter of {type(model).__name__} that requires a gradient has the name of a"
+            " query, key or value projection: give patterns=[(regular expression, options)] for"
+            " them",
+            stacklevel=2,
+        )
     return ParamGroups(
-        {"params": params, **group} for params, group in zip(members, groups, strict=True) if params
+        {"params": pairs if named else [param for _, param in pairs], **group}
+        for pairs, group in zip(members, groups, strict=True)
+        if pairs
     )
+
+
+def is_attention(name: str) -> bool:
+    """Return whether a parameter of this name is a query, key or value projection."""
+    name = _unwrapped(name)
+    return any(re.search(pattern, name) for pattern in ATTENTION_PATTERNS)
 
 
 def _choose(name: str, patterns: Sequence[str]) -> int:
     for i, pattern in enumerate(patterns):
-        if re.search(pattern, name):
+        if re.search(pattern, name) or re.search(pattern, _unwrapped(name)):
             return i
-    is_attention = any(re.search(pattern, name) for pattern in ATTENTION_PATTERNS)
-    return len(patterns) + (0 if is_attention else 1)
+    return len(patterns) + (0 if is_attention(name) else 1)
+
+
+def _unwrapped(name: str) -> str:
+    """Return the name that the parameter has in the plain model."""
+    for pattern, replacement in _WRAPPERS:
+        name = re.sub(pattern, replacement, name)
+    return name.lstrip(".")

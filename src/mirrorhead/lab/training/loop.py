@@ -48,7 +48,7 @@ from mirrorhead.lab.training.run_folder import (
     read_outcome,
 )
 from mirrorhead.lab.training.settings import TrainSettings
-from mirrorhead.optim.sharded import local
+from mirrorhead.optim._sharded import local
 
 LOG_EVERY = 20  # steps
 #: Increases when the same settings give other numbers: runs of older versions are not resumed.

@@ -13,7 +13,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from mirrorhead.lab.training.settings import OptimizerSettings
 from mirrorhead.optim import MirrorAdam, MirrorDescent
-from mirrorhead.optim.sharded import local
+from mirrorhead.optim._sharded import local
 
 
 def build_optimizer(
@@ -41,7 +41,9 @@ def build_optimizer(
         )
     if settings.name == "mirror-adam":
         assert settings.p is not None
-        return MirrorAdam(params, lr, settings.p, weight_decay=decay, **how)
+        # The pure power and its floor, as in the stored results: they predate the knee.
+        pure: Any = {"knee": None, "rms_floor": 1e-2}
+        return MirrorAdam(params, lr, settings.p, weight_decay=decay, **pure, **how)
     if settings.name == "adamw":
         return AdamW(params, lr, weight_decay=decay, **how)
     if settings.name == "sgd":

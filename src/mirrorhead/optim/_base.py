@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import math
+import numbers
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mirrorhead.optim.engine import storage_for, wide_dtype
-from mirrorhead.optim.sharded import all_finite, local, local_gradient
+from mirrorhead.optim._param_state import has_values
+from mirrorhead.optim._sharded import all_finite, local, local_gradient
+from mirrorhead.optim._step import StepPlan, storage_for, wide_dtype
 from mirrorhead.potentials import check_p, signed_power
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
+
+
+class _GroupStep(NamedTuple):
+    """The step of one group, and the parameters it moves."""
+
+    group: dict[str, Any]
+    params: list[Tensor]
+    plan: StepPlan
 
 
 class MirrorOptimizer(Optimizer):
@@ -26,18 +36,23 @@ class MirrorOptimizer(Optimizer):
     _tensor_state: frozenset[str]
     #: All other state.
     _scalar_state: frozenset[str] = frozenset()
+    #: An option that the other optimizers do not have: it tells whose checkpoint one is.
+    _own_option: str
 
     def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
+        defaults = plain_numbers(defaults)
         self.check_options(defaults)
         given: Any = params if isinstance(params, Tensor) else list(params)
         if isinstance(given, list) and not given:
             raise ValueError("params is an empty list: give the parameters to optimize")
+        self._checked: dict[int, tuple[Any, ...]] = {}
         super().__init__(given, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, with any option of the constructor as its own, p included."""
         if not isinstance(param_group, dict):
             raise TypeError(f"param_group must be a dict, got {type(param_group).__name__}")
+        param_group.update(plain_numbers(param_group))
         self.check_options({**self.defaults, **param_group})
         params = param_group["params"]
         if not isinstance(params, Tensor):
@@ -53,12 +68,15 @@ class MirrorOptimizer(Optimizer):
 
     @classmethod
     def check_options(cls, options: dict[str, Any]) -> None:
-        """Raise on the first option that cannot be, naming it."""
+        """Raise on the first option that has no meaning, naming it."""
         check_p(options["p"])
         lr = options["lr"]
         if isinstance(lr, Tensor) and lr.numel() != 1:
             raise ValueError(f"lr as a tensor must have one element, got shape {tuple(lr.shape)}")
-        check_number("lr", lr if not isinstance(lr, Tensor) else lr.item())
+        if not isinstance(lr, Tensor):
+            check_number("lr", lr)
+        elif has_values(lr):
+            check_number("lr", lr.item())
         check_number("weight_decay", options["weight_decay"])
         for name in ("maximize", "keep_dual", "stochastic_rounding", "error_if_nonfinite"):
             if not isinstance(options[name], bool):
@@ -69,6 +87,9 @@ class MirrorOptimizer(Optimizer):
         if options["foreach"] and options["fused"]:
             raise ValueError("foreach and fused cannot both be True: choose one implementation")
 
+    # torch.compile(optimizer.step) would break the graph at every number that is read. Our own
+    # kernels are compiled already, so the step runs as it is.
+    @torch._disable_dynamo
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Take one step. `closure` re-evaluates the model and returns the loss."""
@@ -76,85 +97,137 @@ class MirrorOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        work = [self._with_gradient(group) for group in self.param_groups]
+        # Everything that can fail comes first; then all groups move.
+        steps = self._planned()
+        for one in steps:
+            one.plan.prepare()
         bad = []
-        for group, (params, grads) in zip(self.param_groups, work, strict=True):
-            if not params:
-                continue
+        for group, params, plan in steps:
             group["step"] += 1
-            finite = all_finite(params, self._step_group(group, params, grads))
+            finite = all_finite(params, plan.run())
             if group["error_if_nonfinite"]:
-                names = [
-                    self._name(group, q) for q, ok in zip(params, finite, strict=True) if not ok
-                ]
-                bad.extend(names)
+                bad += [(group, q) for q, ok in zip(params, finite, strict=True) if not ok]
         if self.state:  # torch's distributed checkpoint wants an entry for all or for none
-            for params, _ in work:
-                for param in params:
+            for one in steps:
+                for param in one.params:
                     self.state.setdefault(param, {})
         if bad:
-            raise RuntimeError(
-                f"the gradient of {', '.join(bad[:5])}{' and others' if bad[5:] else ''} is not"
-                " finite. Its entries that are inf or NaN were left out of the step, so weights and"
-                " state are as good as before. Lower lr, clip the gradients or use a GradScaler;"
-                " error_if_nonfinite=False leaves such entries out without this error"
-            )
+            raise RuntimeError(self._nonfinite_message(bad))
         return loss
 
-    @abstractmethod
-    def _step_group(
-        self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]
-    ) -> list[bool]:
-        """Move the parameters of one group; which of the local gradients were finite."""
+    def _planned(self) -> list[_GroupStep]:
+        """Check all groups and return the steps of those that have gradients."""
+        for group in self.param_groups:
+            self._check_changed_options(group)
+        with_gradient = [
+            [param for param in group["params"] if param.grad is not None]
+            for group in self.param_groups
+        ]
+        for group, params in zip(self.param_groups, with_gradient, strict=True):
+            for param in params:
+                self._check_shapes(group, param)
+        steps = []
+        for group, params in zip(self.param_groups, with_gradient, strict=True):
+            if params:
+                grads = [local_gradient(param) for param in params]
+                steps.append(_GroupStep(group, params, self._plan(group, params, grads)))
+        return steps
 
-    def _with_gradient(self, group: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
-        params = [param for param in group["params"] if param.grad is not None]
-        for param in params:
-            if param.grad.layout != torch.strided:
+    @abstractmethod
+    def _plan(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> StepPlan:
+        """Plan the next step of one group, given the local gradients."""
+
+    def _check_changed_options(self, group: dict[str, Any]) -> None:
+        """Check the options of a group again if any of them is not the object it was."""
+        values = tuple(group[name] for name in self.defaults)
+        last = self._checked.get(id(group), ())
+        if len(last) != len(values) or any(a is not b for a, b in zip(last, values, strict=True)):
+            self.check_options(group)
+            self._checked[id(group)] = values
+
+    def _check_shapes(self, group: dict[str, Any], param: Tensor) -> None:
+        assert param.grad is not None
+        if param.grad.layout != torch.strided:
+            raise RuntimeError(
+                f"the gradient of {self._name(group, param)} is sparse ({param.grad.layout}),"
+                " which mirror descent does not support: use dense gradients"
+                " (for nn.Embedding, sparse=False)"
+            )
+        for name, value in self.state.get(param, {}).items():
+            if name in self._tensor_state and value.shape != param.shape:
                 raise RuntimeError(
-                    f"the gradient of {self._name(group, param)} is sparse ({param.grad.layout}),"
-                    " which mirror descent does not support: use dense gradients"
-                    " (for nn.Embedding, sparse=False)"
+                    f"{self._name(group, param)} has another shape than its state {name!r},"
+                    f" {tuple(value.shape)}: it was resized in the middle of the run. Build a new"
+                    " optimizer, or delete optimizer.state[param]; nothing has moved"
                 )
-        return params, [local_gradient(param) for param in params]
+
+    def _nonfinite_message(self, bad: list[tuple[dict[str, Any], Tensor]]) -> str:
+        names = [self._name(group, param) for group, param in bad]
+        text = (
+            f"the gradient of {', '.join(names[:5])}{' and others' if names[5:] else ''} is not"
+            " finite. Its entries that are inf or NaN were left out of the step."
+        )
+        broken = [
+            self._name(group, param)
+            for group in self.param_groups
+            for param in group["params"]
+            if has_values(local(param)) and not local(param).isfinite().all()
+        ]
+        if broken:
+            return (
+                f"{text} The weights of {', '.join(broken[:5])}"
+                f"{' and others' if broken[5:] else ''} are not finite either: an earlier step or"
+                " an edit made them so. Load an earlier checkpoint and lower lr"
+            )
+        return (
+            f"{text} Weights and state are finite, as before. Lower lr, clip the gradients or use a"
+            " GradScaler; error_if_nonfinite=False leaves such entries out without this error"
+        )
 
     def _name(self, group: dict[str, Any], param: Tensor) -> str:
         position = next(i for i, p in enumerate(group["params"]) if p is param)
-        if "param_names" in group:
-            return repr(group["param_names"][position])
+        names = group.get("param_names", ())
+        if len(names) == len(group["params"]):
+            return repr(names[position])
         number = next(i for i, g in enumerate(self.param_groups) if g is group)
         return f"parameter {position} of group {number}, shape {tuple(param.shape)},"
 
-    def _kept(self, group: dict[str, Any], param: Tensor) -> Tensor | None:
-        """What is kept beside the weight (local part), made from it where it is missing."""
-        storage = storage_for(group["p"], param.dtype, group["keep_dual"])
-        if storage == "primal":
+    def _stored(self, group: dict[str, Any], param: Tensor) -> Tensor | None:
+        """Return what is kept beside the weight (local part), made from it where missing."""
+        name = storage_for(group["p"], param.dtype, group["keep_dual"]).value
+        if name is None:
             return None
-        state = self.state[param]
-        if storage not in state:
-            state[storage] = self._zeros(param, wide_dtype(param.dtype))
+        if name not in self.state[param]:
             weight = local(param).to(wide_dtype(param.dtype))
-            if storage == "dual":
-                weight = signed_power(weight, group["p"] - 1)
-            local(state[storage]).copy_(weight)
-        return local(state[storage])
+            kept = self._buffer(param, name, weight.dtype)
+            kept.copy_(weight if name == "wide" else self._mirror(group, param, weight))
+        return self._buffer(param, name, wide_dtype(param.dtype))
 
-    def _buffer(self, group: dict[str, Any], param: Tensor, name: str) -> Tensor:
-        """A buffer (local part) that starts at zero."""
+    def _mirror(self, group: dict[str, Any], param: Tensor, weight: Tensor) -> Tensor:
+        return signed_power(weight, group["p"] - 1)
+
+    def _buffer(self, param: Tensor, name: str, dtype: torch.dtype) -> Tensor:
+        """Return a buffer of the state (local part), laid out and sharded like the parameter.
+
+        It starts at zero, and follows a parameter whose dtype was changed.
+        """
         state = self.state[param]
         if name not in state:
-            state[name] = self._zeros(param, self._buffer_dtype(group, param))
+            state[name] = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
+        elif state[name].dtype != dtype:
+            state[name] = state[name].to(dtype)
         return local(state[name])
 
     def _buffer_dtype(self, group: dict[str, Any], param: Tensor) -> torch.dtype:
+        """Return the dtype of the moments."""
         return wide_dtype(param.dtype)
 
-    def _zeros(self, param: Tensor, dtype: torch.dtype) -> Tensor:
-        """Zeros laid out and sharded like the parameter."""
-        return torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in super().__getstate__().items() if k != "_checked"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self._checked = {}
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
@@ -168,9 +241,11 @@ class MirrorOptimizer(Optimizer):
         """
         final: dict[str, Any] = {}
 
-        def check(_: Optimizer, loaded: dict[str, Any]) -> None:
+        def check(_: Optimizer, loaded: dict[str, Any]) -> dict[str, Any]:
+            loaded = self._translated(loaded)
             self._check_state_dict(loaded)
             final.update(loaded)
+            return loaded
 
         # torch casts state to the parameter's dtype while loading, which would lose the
         # float32 state of bf16 parameters: take it again from what the last hook returned.
@@ -188,10 +263,14 @@ class MirrorOptimizer(Optimizer):
                 elif isinstance(value, Tensor):
                     self.state[param][name] = value.clone()
 
+    def _translated(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Return the state_dict in our own form, if it is of an optimizer we can resume from."""
+        return state_dict
+
     def _paired(
         self, state_dict: dict[str, Any]
     ) -> Iterator[tuple[dict[str, Any], Tensor, dict[str, Any]]]:
-        """(group, parameter, saved state) of the parameters that have any."""
+        """Yield (group, parameter, saved state) for the parameters that have any."""
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             for param, index in zip(group["params"], saved["params"], strict=True):
                 if index in state_dict["state"]:
@@ -207,7 +286,14 @@ class MirrorOptimizer(Optimizer):
             )
         for number, (group, mine) in enumerate(zip(groups, self.param_groups, strict=True)):
             if "p" not in group:
-                raise ValueError(f"state_dict group {number} has no p: it is not of mirrorhead")
+                raise ValueError(
+                    f"state_dict group {number} has no p: it is not of a mirrorhead optimizer"
+                )
+            if self._own_option not in group:
+                raise ValueError(
+                    f"state_dict group {number} has no {self._own_option}: it was not saved by"
+                    f" {type(self).__name__}"
+                )
             self.check_options({**self.defaults, **group})
             if group["p"] != mine["p"]:
                 warnings.warn(
@@ -226,13 +312,25 @@ class MirrorOptimizer(Optimizer):
                     )
 
 
+def plain_numbers(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options with numpy's and other real numbers as Python's own."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, numbers.Real) and type(value) not in (bool, int, float):
+            return int(value) if isinstance(value, numbers.Integral) else float(value)
+        return value
+
+    return {name: plain(value) for name, value in options.items()}
+
+
 def check_number(
     name: str, value: Any, low: float = 0.0, below: float = math.inf, low_open: bool = False
 ) -> None:
     """Raise unless low <= value < below (low < value if `low_open`)."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
-    if not (low < value if low_open else low <= value) or not value < below:
+    number = float(value)
+    if not (low < number if low_open else low <= number) or not number < below:
         bound = "finite" if below == math.inf else f"less than {below:g}"
         than = "greater than" if low_open else "at least"
         raise ValueError(f"{name} must be {than} {low:g} and {bound}, got {value!r}")

@@ -1,0 +1,210 @@
+"""The formula through torch.compile: one pass over memory, on CPU and GPU.
+
+A kernel is compiled once for each `UpdateRule`, for flat tensors of any length. It takes all
+numbers (lr, momentum, ...) from a tensor, so that neither another shape nor a schedule
+compiles anything again. A call costs about 30 us, so tensors are passed four at a time.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import os
+import types
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mirrorhead.optim._formula import (
+    Hyper,
+    Storage,
+    UpdateRule,
+    accumulate,
+    clean_gradient,
+    direction,
+    finish_edited,
+    move,
+)
+from mirrorhead.optim._param_state import ParamState, is_finite
+
+_logger = logging.getLogger("mirrorhead")
+_PER_CALL = 4
+_UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EEXIST, errno.ENOTDIR)
+_SCRATCH_LENGTHS = (11, 13, 17, 19)  # all different: equal lengths would be compiled as equal
+_traced: set[tuple] = set()
+
+Kernel = Callable[..., list[Tensor]]
+
+
+def prepare_compiled(states: Sequence[ParamState]) -> None:
+    """Compile every kernel that the step will need, on scratch tensors, before it moves any."""
+    for states_of_call in _calls(_compilable(states)[0]):
+        first = states_of_call[0][1]
+        rule, device = _kernel_rule(first), first.weight.device
+        key = (rule, device, len(states_of_call), first.grad.dtype)
+        if key not in _traced:
+            _compile(rule, device, len(states_of_call), first)
+            _traced.add(key)
+
+
+def step_compiled(states: Sequence[ParamState]) -> list[bool]:
+    """Move tensors that share a rule and a device. Return which gradients were finite."""
+    prepare_compiled(states)
+    finite = [True] * len(states)
+    compilable, others = _compilable(states)
+    for i in others:
+        finite[i] = states[i].step()
+    numbers: dict[Hyper, Tensor] = {}
+    for call in _calls(compilable):
+        rule, device = _kernel_rule(call[0][1]), call[0][1].weight.device
+        for _, state in call:
+            if state.hyper not in numbers:
+                numbers[state.hyper] = _as_tensor(state.hyper, rule, device)
+        marks = _kernel(rule, device.type, len(call))(
+            *zip(*(state.tensors() for _, state in call), strict=True),
+            [numbers[state.hyper] for _, state in call],
+        )
+        for (i, state), mark in zip(call, torch.stack(marks).tolist(), strict=True):
+            torch.autograd.graph.increment_version(states[i].weight)
+            if not math.isfinite(mark):
+                finite[i] = is_finite(state.grad)
+                if rule.defer:
+                    _finish(state, replace(rule, defer=False))
+    return finite
+
+
+def _compilable(states: Sequence[ParamState]) -> tuple[list[tuple[int, ParamState]], list[int]]:
+    """Return flat views of what a kernel can take, and the positions of all others."""
+    flat, others = [], []
+    for i, state in enumerate(states):
+        # Lengths 0 and 1 are special to torch.compile, and too short to gain anything.
+        if state.weight.numel() > 1 and (view := state.flat()) is not None:
+            # Without .data each would be known as a view, and compiled for its base's shape.
+            flat.append((i, view.without_bases()))
+        else:
+            others.append(i)
+    return flat, others
+
+
+def _calls(flat: Sequence[tuple[int, ParamState]]) -> Iterator[Sequence[tuple[int, ParamState]]]:
+    """Yield the states of each call: four at a time, then one by one."""
+    whole = len(flat) - len(flat) % _PER_CALL
+    for i in range(0, whole, _PER_CALL):
+        yield flat[i : i + _PER_CALL]
+    for entry in flat[whole:]:
+        yield [entry]
+
+
+def _kernel_rule(state: ParamState) -> UpdateRule:
+    rule = state.rule
+    # On a CPU, handling edited weights inline would cost a power for every weight: mark them,
+    # and finish those few afterwards. A GPU has powers to spare and would have to wait.
+    defer = rule.storage is Storage.DUAL and state.weight.device.type == "cpu"
+    return replace(rule, polynomial=rule.wide == torch.float32, defer=defer)
+
+
+def _as_tensor(hyper: Hyper, rule: UpdateRule, device: torch.device) -> Tensor:
+    numbers = torch.tensor(hyper, dtype=rule.wide, device=device)
+    # Else a weight as long as this would be taken to be so in every call.
+    torch._dynamo.mark_static(numbers)
+    return numbers
+
+
+def _compile(rule: UpdateRule, device: torch.device, count: int, like: ParamState) -> None:
+    """Compile the kernel by a call on scratch tensors, or raise with a hint."""
+    _logger.warning(
+        "mirrorhead: compiling the fused step for p=%g, %s (once for each p and dtype; torch keeps"
+        " it in its cache)",
+        rule.p,
+        rule.dtype,
+    )
+    scratch = [
+        [None if x is None else torch.ones(n, dtype=x.dtype, device=device) for x in like.tensors()]
+        for n in _SCRATCH_LENGTHS[:count]
+    ]
+    numbers = [_as_tensor(like.hyper, rule, device) for _ in scratch]
+    try:
+        kernel = _kernel(rule, device.type, count)
+        # The numbers of the rule are constants of the kernel, not arguments of it.
+        with torch._dynamo.config.patch(specialize_float=True):
+            kernel(*zip(*scratch, strict=True), numbers)
+    except Exception as error:
+        raise RuntimeError(
+            "fused=True: torch.compile could not build the kernel"
+            f" ({type(error).__name__}, above); nothing has moved. {_hint(error)};"
+            " foreach=True needs no compiler"
+        ) from error
+
+
+def _hint(error: BaseException) -> str:
+    """Return what to do about an error of torch.compile."""
+    causes: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in causes:
+        causes.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    text = " ".join(f"{type(cause).__name__} {cause}" for cause in causes)
+    if any(isinstance(cause, OSError) and cause.errno in _UNWRITABLE for cause in causes):
+        where = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "its default place")
+        return (
+            f"torch's compile cache ({where}) cannot be written: set TORCHINDUCTOR_CACHE_DIR"
+            " to a folder that can"
+        )
+    if "InvalidCxxCompiler" in text or "CppCompileError" in text or "FileNotFoundError" in text:
+        return "On a CPU it needs a C++ compiler such as g++"
+    return "The error above says why"
+
+
+def _finish(state: ParamState, rule: UpdateRule) -> None:
+    """Move the weights that the kernel found edited from outside."""
+    assert state.stored is not None
+    h = state.hyper
+    d = direction(rule, clean_gradient(rule, state.grad, h), state.m, state.v, h)
+    w, stored = finish_edited(rule, state.weight, state.stored, d, h, state.noise)
+    state.weight.copy_(w)
+    state.stored.copy_(stored)
+
+
+@cache
+def _kernel(rule: UpdateRule, device: str, count: int) -> Kernel:
+    """Return the compiled step of `count` tensors."""
+
+    def kernel(ws, gs, stores, ms, vs, noises, hs):
+        marks = []
+        for w, g, stored, m, v, noise, numbers in zip(ws, gs, stores, ms, vs, noises, hs):  # noqa: B905
+            h = Hyper(*numbers.unbind())
+            wide_g, new_m, new_v = accumulate(rule, g, m, v, h)
+            d = direction(rule, wide_g, new_m, new_v, h)
+            new_w, new_stored = move(rule, w, stored, d, h, noise)
+            w.copy_(new_w)
+            if stored is not None:
+                stored.copy_(new_stored)
+            if m is not None:
+                m.copy_(new_m)
+            if v is not None:
+                v.copy_(new_v)
+            # NaN if any weight was marked or any gradient is not finite; from what the
+            # step has just written, so that it takes no loop of its own.
+            written = new_w.to(rule.wide) if new_stored is None else new_stored
+            marks.append((written + 0.0 * g).sum())
+        return marks
+
+    # torch.compile counts recompilations by code object: give each rule its own.
+    name = f"mirror_{rule.method.value}_p{rule.p:g}_{rule.storage.name.lower()}_{count}"
+    kernel = types.FunctionType(
+        kernel.__code__.replace(co_name=name), globals(), name, None, kernel.__closure__
+    )
+    options: dict[str, Any] = {}
+    if device == "cpu":
+        options = {
+            # The sum of marks reads what the step just wrote: one loop instead of two.
+            "realize_opcount_threshold": 3,
+            # Multiply-adds for the polynomials. Rounding is as good or better.
+            "cpp.enable_floating_point_contract_flag": "fast",
+        }
+    return torch.compile(kernel, dynamic=True, fullgraph=True, options=options)

@@ -1,0 +1,108 @@
+"""One parameter as the implementations see it, and the plainest implementation, the loop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import repeat
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from mirrorhead.optim._formula import Hyper, UpdateRule, accumulate, direction, move
+
+
+@dataclass(frozen=True)
+class ParamState:
+    """The weight, its gradient and its state as local, plain tensors, and how to move them."""
+
+    rule: UpdateRule
+    hyper: Hyper
+    weight: Tensor
+    grad: Tensor
+    stored: Tensor | None  # u, or a wide copy of the weight; see `Storage`
+    m: Tensor | None  # momentum, or first moment
+    v: Tensor | None  # second moment
+    noise: Tensor | None = None  # 16 random bits per weight, for stochastic rounding
+
+    def step(self) -> bool:
+        """Move this one tensor, in eager torch. Return whether its gradient was finite."""
+        rule, h = self.rule, self.hyper
+        g, m, v = accumulate(rule, self.grad, self.m, self.v, h)
+        d = direction(rule, g, m, v, h)
+        w, stored = move(rule, self.weight, self.stored, d, h, self.noise)
+        for old, new in ((self.weight, w), (self.stored, stored), (self.m, m), (self.v, v)):
+            if old is not None and new is not None:
+                old.copy_(new)
+        return is_finite(self.grad)
+
+    def tensors(
+        self,
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+        return self.weight, self.grad, self.stored, self.m, self.v, self.noise
+
+    def pieces(self, size: int) -> Iterator[ParamState]:
+        """Cut a flat state into states of at most `size` weights."""
+        if self.weight.numel() <= size:
+            yield self
+            return
+        cuts = (repeat(None) if x is None else x.split(size) for x in self.tensors())
+        for parts in zip(*cuts, strict=False):  # `repeat` has no end; the shapes are checked
+            yield self.of(parts)
+
+    def of(self, tensors: Sequence[Tensor | None]) -> ParamState:
+        """Return the same rule and numbers with other tensors."""
+        weight, grad, stored, m, v, noise = tensors
+        assert weight is not None and grad is not None
+        return replace(self, weight=weight, grad=grad, stored=stored, m=m, v=v, noise=noise)
+
+    def without_bases(self) -> ParamState:
+        """Return the same memory as tensors that do not know what they are views of."""
+        return self.of([x if x is None else x.data for x in self.tensors()])
+
+    def flat(self) -> ParamState | None:
+        """Return the same memory as one-dimensional views, or None where that is impossible."""
+        parts: Sequence[Tensor | None] | None = self.tensors()
+        if not all(x is None or x.is_contiguous() for x in parts):
+            parts = _in_memory_order(parts)
+            if parts is None:
+                return None
+        return self.of([x if x is None else x.view(-1) for x in parts])
+
+
+def _in_memory_order(parts: Sequence[Tensor | None]) -> tuple[Tensor | None, ...] | None:
+    """Return contiguous views of tensors that are all laid out alike, if they have no gaps."""
+    w, g, *state, noise = parts
+    assert w is not None and g is not None
+    by_stride = sorted(range(w.dim()), key=w.stride, reverse=True)
+    # The gradient and the noise are only read: a copy will do where their layout differs.
+    g, noise = (
+        x if x is None or x.stride() == w.stride() else torch.empty_like(w, dtype=x.dtype).copy_(x)
+        for x in (g, noise)
+    )
+    ordered = tuple(x if x is None else x.permute(by_stride) for x in (w, g, *state, noise))
+    return ordered if all(x is None or x.is_contiguous() for x in ordered) else None
+
+
+def has_values(x: Tensor) -> bool:
+    """Return False for meta and fake tensors, which have a shape and no numbers."""
+    return x.device.type != "meta" and not isinstance(x, FakeTensor)
+
+
+def is_finite(g: Tensor) -> bool:
+    """Return whether there is no inf or NaN in g."""
+    if not has_values(g):
+        return True
+    if g.device.type == "cpu" and g.is_contiguous() and g.dtype in (torch.float32, torch.float64):
+        # A dot product is the fastest pass there is. It may overflow, so inf is checked again.
+        flat = g.view(-1)
+        if math.isfinite(torch.dot(flat, flat)):
+            return True
+    return bool(torch.isfinite(g).all())
+
+
+def step_loop(states: Sequence[ParamState]) -> list[bool]:
+    """Move the tensors one after the other. Return which gradients were finite."""
+    return [state.step() for state in states]

@@ -1,0 +1,154 @@
+"""A step of one parameter group: which tensors move, by which rule, in which implementation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+from mirrorhead.optim._compiled import prepare_compiled, step_compiled
+from mirrorhead.optim._foreach import step_foreach
+from mirrorhead.optim._formula import Method, Storage, UpdateRule
+from mirrorhead.optim._param_state import ParamState, has_values, is_finite, step_loop
+
+
+class Implementation(Enum):
+    """How the formula is computed."""
+
+    LOOP = "loop"
+    FOREACH = "foreach"
+    COMPILED = "compiled"
+
+    @classmethod
+    def chosen(cls, foreach: bool | None, fused: bool | None) -> Implementation:
+        """Return the one that the options ask for; foreach if they say nothing."""
+        if fused:
+            return cls.COMPILED
+        return cls.LOOP if foreach is False else cls.FOREACH
+
+
+_STEPS: dict[Implementation, Callable[[Sequence[ParamState]], list[bool]]] = {
+    Implementation.LOOP: step_loop,
+    Implementation.FOREACH: step_foreach,
+    Implementation.COMPILED: step_compiled,
+}
+
+
+@dataclass
+class StepPlan:
+    """All that one step of a group will do; nothing has moved yet.
+
+    `states` are moved by our formula. The other tensors (p = 2) are moved by `torch_step`,
+    torch's own SGD or AdamW. `counters` are the step counts of the former: one is added.
+    """
+
+    implementation: Implementation
+    finite: list[bool]  # by position in the group; filled in by `run`
+    states: list[ParamState] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    counters: list[Tensor] = field(default_factory=list)
+    torch_step: Callable[[], None] | None = None
+
+    def batches(self) -> list[tuple[Implementation, list[int], list[ParamState]]]:
+        """Return the states by rule, device and dtype of the gradient."""
+        batches: dict[tuple, tuple[Implementation, list[int], list[ParamState]]] = {}
+        for position, state in zip(self.positions, self.states, strict=True):
+            how = self.implementation if has_values(state.weight) else Implementation.LOOP
+            key = (how, state.rule, state.weight.device, state.grad.dtype)
+            _, positions, states = batches.setdefault(key, (how, [], []))
+            positions.append(position)
+            states.append(state)
+        return list(batches.values())
+
+    def prepare(self) -> None:
+        """Do what can fail, such as compiling, before anything moves."""
+        for how, _, states in self.batches():
+            if how is Implementation.COMPILED:
+                prepare_compiled(states)
+
+    def run(self) -> list[bool]:
+        """Take the step. Return which gradients were finite."""
+        if self.torch_step is not None:
+            self.torch_step()
+        for counter in self.counters:
+            counter.add_(1)
+        for how, positions, states in self.batches():
+            for position, ok in zip(positions, _STEPS[how](states), strict=True):
+                self.finite[position] &= ok
+        return self.finite
+
+
+def update_rule(
+    p: float,
+    method: Method,
+    weight: Tensor,
+    stored: Tensor | None,
+    stochastic_rounding: bool,
+    momentum: bool = False,
+    nesterov: bool = False,
+    decay: bool = False,
+    scaled: bool = False,
+    knee: bool = False,
+) -> UpdateRule:
+    """Return the rule of one tensor; what is stored beside it follows from p."""
+    storage = Storage.PRIMAL
+    if stored is not None:
+        storage = Storage.DUAL if p < 2 else Storage.WIDE
+    stochastic = stochastic_rounding and weight.dtype == torch.bfloat16
+    return UpdateRule(
+        p, method, storage, weight.dtype, momentum, nesterov, decay, scaled, knee, stochastic
+    )
+
+
+def storage_for(p: float, dtype: torch.dtype, keep_dual: bool) -> Storage:
+    """Return what to keep beside a weight; see `Storage` for why."""
+    if not keep_dual:
+        return Storage.PRIMAL
+    if p < 2:
+        return Storage.DUAL
+    return Storage.WIDE if dtype != wide_dtype(dtype) else Storage.PRIMAL
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype to compute and keep state in: float32 for half precision."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def cleaned(grads: Sequence[Tensor]) -> tuple[list[bool], list[Tensor]]:
+    """Return which gradients are finite, and all of them with 0 for inf and NaN."""
+    finite = [is_finite(g) for g in grads]
+    return finite, [
+        g if ok else g.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        for g, ok in zip(grads, finite, strict=True)
+    ]
+
+
+def dither_of(step: int) -> float:
+    """Return the dither of a step: evenly spread over (-1/2, 1/2), by the golden ratio."""
+    return 0.998 * (math.fmod(step * 0.6180339887498949, 1.0) - 0.5)
+
+
+def random_bits(weight: Tensor, seed: int) -> Tensor:
+    """Return 16 random bits per weight, the same in every process that holds a copy of it.
+
+    They come from a generator of their own: replicas are often seeded differently, and a run
+    that resumes should not have to restore torch's generator.
+    """
+    if not has_values(weight):
+        return torch.zeros_like(weight, dtype=torch.int32)
+    generator = torch.Generator(weight.device).manual_seed(seed)
+    return torch.randint(
+        0, 1 << 16, weight.shape, dtype=torch.int32, device=weight.device, generator=generator
+    )
+
+
+def knee_numbers(p: float, knee: float | None, rms: float) -> dict[str, float]:
+    """Return the fields of `Hyper` for a knee at |w| = knee * rms; none where there is none."""
+    if knee is None or p >= 2:
+        return {}
+    at = knee * rms
+    return {"knee": at, "dual_knee": at ** (p - 1), "slope": at ** (2 - p) / (p - 1)}
