@@ -145,7 +145,7 @@ def test_somebody_elses_file_is_not_overwritten(
 ) -> None:
     (tmp_path / "report.html").write_text("my thesis")
     assert reproduce(tmp_path, "--only", "toy_experiment") == 2
-    assert "is no report of mirrorhead" in capsys.readouterr().err
+    assert "is not a report of mirrorhead" in capsys.readouterr().err
     assert (tmp_path / "report.html").read_text() == "my thesis"
     assert list(tmp_path.iterdir()) == [tmp_path / "report.html"]
 

@@ -85,7 +85,7 @@ def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "bad.md: there is nothing for mnist-accuracy; there are" in capsys.readouterr().err
     (out / "report.html").write_text("my thesis")
     assert report(tmp_path) == 2
-    assert "is no report of mirrorhead" in capsys.readouterr().err
+    assert "is not a report of mirrorhead" in capsys.readouterr().err
     assert (out / "report.html").read_text() == "my thesis"
 
 

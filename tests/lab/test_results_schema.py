@@ -92,6 +92,10 @@ def test_a_single_run_is_trained_evaluated_and_read_by_the_report(
     assert run.measures.entropy == measures["entropy"]["mean"]
     assert bool(run.measures.eraser) == (data == "imdb") == bool(results.random_cad)
     assert results.preset == ("laptop" if data == "imdb" else "laptop-vit")
+    assert main(["report", "--out", "out", "--results", "none"]) == 0
+    page = Path("out/report.html").read_text("utf-8")
+    assert "Single runs" in page and "sgd momentum=0.9" in page
+    assert f"{100 * run.test_accuracy:.2f}" in page and ">one<" in page.replace("\n", "")
 
 
 def test_a_file_is_read_as_it_is(tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ def checkpoint_files(path: Path) -> list[Path]:
         raise PatchError(f"{path} does not exist")
     if (path / INDEX_FILE).is_file():
         try:
-            names = set(json.loads((path / INDEX_FILE).read_text())["weight_map"].values())
+            names = set(json.loads((path / INDEX_FILE).read_text("utf-8"))["weight_map"].values())
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise PatchError(f"{path / INDEX_FILE} cannot be read: {error}") from error
         for name in names:

@@ -61,7 +61,7 @@ def rewrite(
             with (folder / part.name).open("wb") as file:
                 _write_file(source, part, file, values, new, removed, step)
         if (path / INDEX_FILE).is_file():
-            index = json.loads((path / INDEX_FILE).read_text())
+            index = json.loads((path / INDEX_FILE).read_text("utf-8"))
             places = {n: file for n, file in index["weight_map"].items() if n not in removed}
             places |= dict.fromkeys(added, last.name)
             index["weight_map"] = places

@@ -23,16 +23,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Report:
-    """Write the report anew, with the real-data part: tables, figures and verdicts.
+    """Write the report again, with the real-data part: tables, figures and verdicts.
 
-    It has the experiments that `mirrorhead reproduce` left complete in --out, and the studies on
-    real data in --results. Nothing is computed that takes long.
+    It has the experiments that `mirrorhead reproduce` left complete in --out, the comparisons on
+    real data in --results, and the evaluated runs in --runs. Nothing is computed that takes long.
     """
 
     out: Annotated[Path, arg(metavar="FOLDER")] = Path("out")
     """Where experiments are, and where the report goes."""
     results: Annotated[Path, arg(metavar="FOLDER")] = Path("results")
     """Where imdb.json and cifar10.json are."""
+    runs: Annotated[Path, arg(metavar="FOLDER")] = Path("runs")
+    """Where the folders of single runs are; those that `mirrorhead evaluate` has measured count."""
     markdown: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
     """Also fill the marks in this Markdown page with the tables, and write its figures."""
 
@@ -41,23 +43,27 @@ class Report:
         check_matplotlib()
         from rich.console import Console
 
+        from mirrorhead.lab.evaluation.results import load_single_runs
         from mirrorhead.lab.report import ReportError, check_free, write_report
         from mirrorhead.lab.report.markdown import MarkdownError, write_markdown
         from mirrorhead.lab.report.real_data import part
         from mirrorhead.lab.report.real_data.results import ResultsError, load_studies
+        from mirrorhead.lab.report.real_data.single_runs import single_runs
 
         page = self.out / "report.html"
         try:
             check_free(page)
             studies = load_studies(self.results)
+            evaluated = load_single_runs(self.runs)
             entries = with_stored([], self.out)
             missing = self._missing(entries, studies)
-            if not entries and not studies:
+            if not entries and not studies and not evaluated:
                 ways = "; ".join(f"{what} {command}" for what, command in missing)
                 raise UserError(f"there is nothing to report. {ways}")
             if self.markdown is not None and not studies:
                 raise UserError(f"--markdown needs imdb.json or cifar10.json in {self.results}")
             parts = [part(study) for study in studies]
+            parts += [single_runs(evaluated)] if evaluated else []
             write_report(page, entries, parts, missing)
             if self.markdown is not None:
                 write_markdown(self.markdown, studies)

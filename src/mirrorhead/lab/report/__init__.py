@@ -31,7 +31,7 @@ class ReportError(ValueError):
 def check_free(path: Path) -> None:
     """A file of that name that is no report of ours is not overwritten."""
     if path.exists() and f'content="{GENERATOR} ' not in path.read_text("utf-8", "replace")[:2000]:
-        raise ReportError(f"{path} is no report of {GENERATOR}; choose another --out, or move it")
+        raise ReportError(f"{path} is not a report of {GENERATOR}; choose another name, or move it")
 
 
 def write_report(
@@ -73,8 +73,8 @@ def render(
         written=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         generator=GENERATOR,
         version=__version__,
-        css=Markup((HERE / "report.css").read_text()),
-        js=Markup((HERE / "report.js").read_text()),
+        css=Markup((HERE / "report.css").read_text("utf-8")),
+        js=Markup((HERE / "report.js").read_text("utf-8")),
         css_class=lambda word: word.replace(" ", "-"),
         vars=vars,
     )

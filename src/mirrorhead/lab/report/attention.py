@@ -54,8 +54,10 @@ def render_attention(
         ],
         unit=UNIT,
         version=__version__,
-        css=Markup((HERE / "report.css").read_text() + (HERE / "attention.css").read_text()),
-        js=Markup((HERE / "attention.js").read_text()),
+        css=Markup(
+            (HERE / "report.css").read_text("utf-8") + (HERE / "attention.css").read_text("utf-8")
+        ),
+        js=Markup((HERE / "attention.js").read_text("utf-8")),
     )
 
 
