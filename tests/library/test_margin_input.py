@@ -1,5 +1,6 @@
 """What the margin problems accept, and what they say to the rest."""
 
+import dataclasses
 import math
 
 import pytest
@@ -24,6 +25,18 @@ BAD = [
     (lambda: mh.attention_svm(X, Z, TOKENS, 0.5), ValueError, "p must be finite and greater"),
     (lambda: mh.attention_svm(X, Z, TOKENS, math.nan), ValueError, "p must be finite and"),
     (lambda: mh.attention_svm(X, Z, TOKENS, "2"), TypeError, "p must be a number"),  # pyright: ignore[reportArgumentType]
+    (lambda: mh.attention_svm(X, Z, TOKENS, True), TypeError, "p must be a number"),
+    (lambda: mh.svm(Z, torch.ones(4), True), TypeError, "p must be a number"),
+    (lambda: mh.attention_svm(X, Z, TOKENS, 2, tol=True), ValueError, "tol must be a number"),
+    (lambda: mh.attention_svm(X, Z, TOKENS, start=X), TypeError, "start must be a MarginSolution"),  # pyright: ignore[reportArgumentType]
+    (lambda: mh.attention_svm(1e-170 * X, 1e-170 * Z, TOKENS), ValueError, "16 do not. Scale the"),
+    (lambda: mh.attention_svm(1e170 * X, 1e170 * Z, TOKENS), ValueError, "norms from 1e-300 to"),
+    (lambda: mh.svm(1e-310 * Z, torch.ones(4)), ValueError, "the rows of features must be 0 or"),
+    (
+        lambda: mh.attention_svm(X, Z, TOKENS).check(1e-170 * X, 1e-170 * Z, TOKENS),
+        ValueError,
+        "norms from 1e-300 to",
+    ),
     (lambda: mh.attention_svm(X, Z, TOKENS, 2, tol=0.0), ValueError, "tol must be"),
     (lambda: mh.attention_svm(X, Z, TOKENS, 2, tol=1.0), ValueError, "tol must be"),
     (lambda: mh.attention_svm(X, Z, TOKENS, 2, tol=math.nan), ValueError, "tol must be"),
@@ -82,6 +95,34 @@ def test_one_token_asks_for_nothing():
     assert not solution.support.any()
     assert solution.dual.shape == (4, 1)
     assert solution.check(X[:, :1], Z, torch.zeros(4, dtype=torch.long))
+
+
+def test_without_constraints_only_zero_is_optimal():
+    data = X[:, :1], Z, torch.zeros(4, dtype=torch.long)
+    solution = mh.attention_svm(*data)
+    for value in (7.0, 1e-300):
+        W = torch.full((6, 6), value, dtype=torch.float64)
+        wrong = dataclasses.replace(solution, W=W, norm=mh.PNorm(2).norm(W))
+        assert not wrong.check(*data)
+
+
+@pytest.mark.parametrize("scale", [1e-140, 1e-90, 1e140])
+@pytest.mark.parametrize("p", [1, 1.05, 2, 20, math.inf])
+def test_any_scale_that_float64_holds(scale, p):
+    data = scale * X, scale * Z, TOKENS
+    solution = mh.attention_svm(*data, p)
+    assert solution.status == "optimal"
+    assert solution.check(*data)
+    # Multipliers that prove nothing are not taken for a Farkas certificate on this scale either.
+    lie = dataclasses.replace(
+        solution,
+        codes=torch.ones_like(solution.codes),
+        W=torch.full_like(solution.W, math.nan),
+        norm=solution.norm.new_tensor(math.inf),
+        gap=solution.gap.new_tensor(math.inf),
+        support=torch.zeros_like(solution.support),
+    )
+    assert not lie.check(*data)
 
 
 @pytest.mark.parametrize("p", [1, 1.3, 2, 4, math.inf])

@@ -123,6 +123,11 @@ def test_check_refutes_false_claims():
         {"dual": solution.dual.roll(1, -1)},  # wrong multipliers
         {"dual": -solution.dual},
         {"codes": torch.ones_like(solution.codes)},  # not infeasible at all
+        {"norm": 1.001 * solution.norm},
+        {"gap": solution.gap + 1e-8},
+        {"dual": 2 * solution.dual},  # its sum is no lower bound of the norm
+        {"support": ~solution.support},
+        {"support": solution.support.roll(1, -1)},
     ):
         assert not dataclasses.replace(solution, **wrong).check(X, z, tokens).valid.any()
     assert not solution.check(X, z, (tokens + 1) % 5)  # of another problem

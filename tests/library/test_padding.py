@@ -177,13 +177,15 @@ def descents(data: Posed) -> dict[str, Any]:
 def diagnosis(data: Posed) -> dict[str, Any]:
     path = mh.descend(data.problem(), 2.0, 200, progress=False)
     found = mh.diagnose(path)
-    names = ("divergence", "norm", "mass", "rate", "growth", "in_cone")
+    # The rate is left out: it is a ratio of roundings once the divergence is.
+    names = ("divergence", "norm", "mass", "growth", "in_cone")
     return {name: getattr(found, name) for name in names} | {"optimal": found.optimality.optimal}
 
 
 def step_size(data: Posed) -> dict[str, Any]:
     W = torch.randn(d, d, generator=generator(6), dtype=torch.float64)
-    return {f"{p:g}": mh.largest_step(data.problem(), W, p) for p in (1.5, 2, 3)}
+    # The curvature: its inverse is a rounding error where there is none.
+    return {f"{p:g}": 1 / mh.largest_step(data.problem(), W, p) for p in (1.5, 2, 3)}
 
 
 def paths(data: Posed) -> dict[str, Any]:
@@ -220,16 +222,16 @@ def tokens_of(data: Posed) -> dict[str, Any]:
 
 # What each entry calls; together all public names that see tokens.
 ENTRIES: dict[str, tuple[Callable[[Posed], dict[str, Any]], str]] = {
-    "lp-AttSVM, p = 1": (margins(1), "attention_svm MarginSolution"),
-    "lp-AttSVM, p = 1.3": (margins(1.3), "attention_svm MarginSolution"),
-    "lp-AttSVM, p = 2": (margins(2), "attention_svm MarginSolution"),
-    "lp-AttSVM, p = 4": (margins(4), "attention_svm MarginSolution"),
-    "lp-AttSVM, p = inf": (margins(math.inf), "attention_svm MarginSolution"),
-    "nuclear norm": (margins(2, "nuclear"), "attention_svm MarginSolution"),
-    "model": (model, "AttentionProblem"),
+    "lp-AttSVM, p = 1": (margins(1), "attention_svm MarginSolution Check"),
+    "lp-AttSVM, p = 1.3": (margins(1.3), "attention_svm MarginSolution Check"),
+    "lp-AttSVM, p = 2": (margins(2), "attention_svm MarginSolution Check"),
+    "lp-AttSVM, p = 4": (margins(4), "attention_svm MarginSolution Check"),
+    "lp-AttSVM, p = inf": (margins(math.inf), "attention_svm MarginSolution Check"),
+    "nuclear norm": (margins(2, "nuclear"), "attention_svm MarginSolution Check"),
+    "model": (model, "AttentionProblem Gradient"),
     "model with heads and classes": (heads_and_classes, "AttentionProblem"),
     "descend": (descents, "descend Path"),
-    "diagnose": (diagnosis, "diagnose"),
+    "diagnose": (diagnosis, "diagnose Diagnostics"),
     "largest_step": (step_size, "largest_step"),
     "regularization_path": (paths, "regularization_path RegularizationPath"),
     "joint_regularization_path": (joint_paths, "joint_regularization_path"),
@@ -237,7 +239,9 @@ ENTRIES: dict[str, tuple[Callable[[Posed], dict[str, Any]], str]] = {
     "tokens": (tokens_of, " ".join(mh._HOMES["tokens"])),
 }
 # Public names that see no tokens.
-NO_TOKENS = {"MirrorAdam", "MirrorDescent", "PNorm", "attention_param_groups", "svm"}
+NO_TOKENS = {*mh._HOMES["optim"], *mh._HOMES["patches"], *mh._HOMES["potentials"], "svm"}
+# Where a search by L-BFGS ends depends on rounding to its tolerance.
+SEARCHES = ("regularization_path", "joint_regularization_path")
 
 
 def test_every_public_name_is_covered():
@@ -258,4 +262,5 @@ def test_padding_changes_nothing(entry, on, lengths, extra, junk, seed):
     call, _ = ENTRIES[entry]
     with kernels(on):
         short, padded = (call(data) for data in posed_twice(lengths, extra, junk, seed))
-    torch.testing.assert_close(padded, short, rtol=1e-5, atol=1e-8, equal_nan=True)
+    atol = 1e-4 if entry in SEARCHES else 1e-8
+    torch.testing.assert_close(padded, short, rtol=1e-5, atol=atol, equal_nan=True)

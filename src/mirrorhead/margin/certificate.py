@@ -51,12 +51,13 @@ class Norm:
 class Certificate:
     """What weights and multipliers prove about a problem; every field has the batch shape.
 
-    margin: the smallest (A w)_k; upper: ||w|| once scaled to margin 1, inf if the margin is
-    not positive; lower: sum(lam) / ||A' lam||_*; gap: upper/lower - 1, so the best norm lies
-    within a factor 1 + gap of both; farkas: ||A' lam||_2 / sum(lam ||row||_2), which is zero
-    just when lam proves infeasibility.
+    size: ||w||; margin: the smallest (A w)_k, inf without constraints; upper: ||w|| once scaled
+    to margin 1, inf if the margin is not positive; lower: sum(lam) / ||A' lam||_*; gap:
+    upper/lower - 1, so the best norm lies within a factor 1 + gap of both; farkas:
+    ||A' lam||_2 / sum(lam ||row||_2), which is zero just when lam proves infeasibility.
     """
 
+    size: Tensor
     margin: Tensor
     upper: Tensor
     lower: Tensor
@@ -65,7 +66,7 @@ class Certificate:
 
     def gap_as_is(self) -> Tensor:
         """The gap of w unscaled: a margin above 1 is waste, one below 1 is paid for."""
-        waste = (self.margin - 1).clamp_min(0)
+        waste = torch.where(self.margin < math.inf, self.margin - 1, 0.0).clamp_min(0)
         return torch.where(waste > 0, self.gap + (1 + self.gap) * waste, self.gap)
 
 
@@ -81,11 +82,22 @@ def certify(problem: Constraints, w: Tensor, lam: Tensor, norm: Norm) -> Certifi
     upper = torch.where(margin > 0, size / margin, math.inf)
     lower = torch.where(s > 0, lam.sum(-1) / s, 0.0)
     gap = torch.where((margin > 0) & (lower > 0), (upper / lower - 1).clamp_min(0), math.inf)
+    free = ~live.any(-1)  # without constraints W = 0 is the solution, and no other W is
+    gap = torch.where(free, torch.where(size == 0, 0.0, math.inf), gap)
     mass = (lam * A.row_norms).sum(-1)
-    euclid = torch.linalg.vector_norm(pulled, dim=-1)
+    euclid = _lp(pulled.view(shape), 2.0)
     # A row of zeros with a positive multiplier has no mass and proves infeasibility outright.
     farkas = torch.where(mass > 0, euclid / mass, torch.where(lam.sum(-1) > 0, 0.0, math.inf))
-    return Certificate(margin, upper, lower, gap, farkas)
+    return Certificate(size, margin, upper, lower, gap, farkas)
+
+
+def support_excess(problem: Constraints, w: Tensor, lam: Tensor) -> Tensor:
+    """The share of each multiplier in their sum less the slack of its constraint, (B, m).
+
+    It is positive on the support. Of a strictly complementary solution one of the two is zero.
+    """
+    share = lam / lam.sum(-1, keepdim=True).clamp_min(torch.finfo(lam.dtype).tiny)
+    return torch.where(problem.live, share - (problem.A.apply(w) - 1), -math.inf)
 
 
 def active_constraints(

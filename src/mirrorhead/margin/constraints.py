@@ -13,6 +13,8 @@ from mirrorhead.margin.operator import Blocks
 # A plain SVM is cut into blocks of this many rows, which bounds the blocks of the
 # preconditioner of large problems and costs the small ones nothing.
 _SVM_BLOCK = 128
+# The norms of rows that float64 can handle: weights are as large as their inverse.
+SMALLEST, LARGEST = 1e-300, 1e300
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,9 +88,11 @@ def attention_constraints(
     left = selected - X.gather(2, other.unsqueeze(-1).expand(B, n, R, d))
     if mask is not None:
         left = left.masked_fill_(~live.unsqueeze(-1), 0)
+    A = Blocks(left, z)
+    _check_range("(x_sel - x_t) z' of X and z", A)
     rows = torch.arange(n, device=X.device).view(n, 1) * T
     return Constraints(
-        A=Blocks(left, z),
+        A=A,
         live=live.reshape(B, n * R),
         position=(other + rows).reshape(B, n * R),
         lead=tuple(lead),
@@ -120,14 +124,27 @@ def svm_constraints(features: Tensor, labels: Tensor) -> Constraints:
     left = features.new_zeros(B, blocks * R, d)
     left[:, :n] = (labels.unsqueeze(-1) * features).reshape(B, n, d)
     place = torch.arange(blocks * R, device=features.device).expand(B, -1)
+    A = Blocks(left.view(B, blocks, R, d), features.new_ones(B, blocks, 1))
+    _check_range("the rows of features", A)
     return Constraints(
-        A=Blocks(left.view(B, blocks, R, d), features.new_ones(B, blocks, 1)),
+        A=A,
         live=place < n,
         position=place.clamp_max(n - 1),
         lead=tuple(lead),
         shape=(n,),
         weights=(d,),
     )
+
+
+def _check_range(name: str, A: Blocks) -> None:
+    """Refuse rows that float64 cannot scale to 1: their weights would overflow or underflow."""
+    norms = A.row_norms
+    wrong = ((norms < SMALLEST) & ~A.zero_rows) | ~(norms <= LARGEST)
+    if bool(wrong.any()):
+        raise ValueError(
+            f"{name} must be 0 or have norms from {SMALLEST:g} to {LARGEST:g}; "
+            f"{int(wrong.sum())} do not. Scale the data: W scales with the inverse"
+        )
 
 
 def _floating(name: str, x: Tensor, dims: int) -> Tensor:

@@ -83,6 +83,12 @@ class Blocks:
         left, right = self._factor_norms
         return (left * right.unsqueeze(-1)).view(self.batch, self.rows)
 
+    @property
+    def zero_rows(self) -> Tensor:
+        """(B, m) bool, rows of zeros: one of the two factors is zero."""
+        left, right = self._factor_norms
+        return ((left == 0) | (right == 0).unsqueeze(-1)).view(self.batch, self.rows)
+
     def unit_rows(self) -> Blocks:
         """The same rows with Euclidean norm 1; zero rows stay zero."""
         left, right = (norm.where(norm > 0, 1).unsqueeze(-1) for norm in self._factor_norms)

@@ -8,9 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from mirrorhead._checks import is_number
 from mirrorhead.margin import limits
 from mirrorhead.margin import nuclear as nuclear_norm
-from mirrorhead.margin.certificate import FARKAS, Norm, certify
+from mirrorhead.margin.certificate import FARKAS, Norm, certify, support_excess
 from mirrorhead.margin.constraints import Constraints, attention_constraints, svm_constraints
 from mirrorhead.margin.interior_point import Outcome
 from mirrorhead.margin.interior_point import solve as solve_lp
@@ -91,9 +92,12 @@ def svm(
 def _solve(
     problem: Constraints, p: float, tol: float, nuclear: bool, start: MarginSolution | None
 ) -> MarginSolution:
-    p = float(p) if p in (1, math.inf) else check_p(p)
-    if not (isinstance(tol, float) and 0 < tol < 1):
-        raise ValueError(f"tol must be a float between 0 and 1, got {tol!r}")
+    p = float(p) if is_number(p) and p in (1, math.inf) else check_p(p)
+    if not (is_number(tol) and 0 < tol < 1):
+        raise ValueError(f"tol must be a number between 0 and 1, got {tol!r}")
+    tol = float(tol)
+    if start is not None and not isinstance(start, MarginSolution):
+        raise TypeError(f"start must be a MarginSolution, got {type(start).__name__}")
     begin = None if start is None else _start(problem, start)
     norms = problem.A.row_norms
     norms = norms.where(problem.live, math.inf)
@@ -158,12 +162,11 @@ def _conclude(
     total = torch.where(outcome.infeasible, mass, pulled)
     dual = torch.where(total > 0, 1 / total, 0.0).unsqueeze(-1) * lam
     proof = certify(problem, W, dual, norm)  # of what will be handed out, to the last bit
-    gap = torch.where(free, 0.0, proof.gap_as_is())
+    gap = proof.gap_as_is()
     infeasible = outcome.infeasible & (proof.farkas <= FARKAS)
     optimal = ~infeasible & (gap <= tol)
     found = (free | found) & ~infeasible
-    share = lam / mass.clamp_min(torch.finfo(mass.dtype).tiny).unsqueeze(-1)
-    support = (share > A.apply(W) - 1) & problem.live & found.unsqueeze(-1)
+    support = (support_excess(problem, W, dual) > 0) & found.unsqueeze(-1)
     size = torch.where(free, 0.0, proof.upper)
     return MarginSolution(
         W=W.where(found.unsqueeze(-1), math.nan).reshape(*lead, *problem.weights),

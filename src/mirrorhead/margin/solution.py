@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mirrorhead.margin.certificate import FARKAS, Norm, certify
+from mirrorhead.margin.certificate import FARKAS, Norm, certify, support_excess
 from mirrorhead.margin.constraints import attention_constraints, svm_constraints
 
+# Numbers recomputed from the same W, dual and data differ by less than this, relatively.
+ROUNDED = 1e-11
 STATUSES = ("optimal", "infeasible", "unfinished")
 
 
@@ -18,7 +21,8 @@ STATUSES = ("optimal", "infeasible", "unfinished")
 class Check:
     """What `MarginSolution.check` found. All fields have the shape of the batch.
 
-    valid: the claim of the status holds; margin: the smallest constraint value, at least 1 up
+    valid: the claim of the status holds, and norm, gap, the scale of dual and support are those of
+    W, dual and the data; margin: the smallest constraint value, at least 1 up
     to rounding when optimal; gap: ||W|| against the dual's bound, with any violation counted;
     farkas: how near A' dual is to zero, in units of the rows.
     """
@@ -83,7 +87,7 @@ class MarginSolution:
         return self.codes == 0
 
     def check(self, *data: Tensor, mask: Tensor | None = None) -> Check:
-        """Re-derive feasibility and gap from W, dual and the data alone, and judge the status.
+        """Derive everything else from W, dual and the data alone, and compare.
 
         data is what the problem was posed with: (X, z, tokens), or (features, labels).
         """
@@ -100,16 +104,29 @@ class MarginSolution:
             )
         lam = problem.collect(self.dual)
         W = self.W.reshape(problem.A.batch, problem.A.columns)
-        found = certify(problem, W.nan_to_num(), lam, self.kind)
-        shape = self.norm.shape
-        margin, farkas = found.margin.reshape(shape), found.farkas.reshape(shape)
-        free = ~problem.live.any(-1).reshape(shape)
-        gap = found.gap_as_is().reshape(shape).where(~free, 0.0)
-        signs = (problem.collect(self.dual) >= 0).all(-1).reshape(shape)
-        optimal = signs & (margin >= 1 - self.tol) & (gap <= self.tol)
-        proof = torch.stack([optimal, signs & (farkas <= FARKAS)], -1)
-        claim = self.codes.clamp_max(1).unsqueeze(-1)
-        valid = proof.gather(-1, claim).squeeze(-1) | (self.codes == 2)
+        known = W.isfinite().all(-1)  # elsewhere no W was found
+        proof = certify(problem, W.nan_to_num(), lam, self.kind)
+        excess = support_excess(problem, W.nan_to_num(), lam)
+        claimed = problem.collect(self.support) > 0
+        gap = proof.gap_as_is()
+        codes, norm, stated_gap = (x.reshape(-1) for x in (self.codes, self.norm, self.gap))
+        signs = (self.dual >= 0).flatten(len(self.norm.shape)).all(-1).reshape(-1)
+        # What every solution states of its own W and dual, whatever the status.
+        bound = lam.sum(-1)
+        stated = torch.where(
+            known,
+            _near(norm, torch.where(proof.margin < math.inf, proof.upper, proof.size))
+            & _near(1 + stated_gap, 1 + gap)
+            & (_near(bound, proof.lower, max(self.tol, ROUNDED)) | (bound == 0))
+            & torch.where(claimed, excess > -ROUNDED, excess < ROUNDED).all(-1),
+            (norm == math.inf) & (stated_gap == math.inf) & ~claimed.any(-1),
+        )
+        optimal = known & signs & (proof.margin >= 1 - self.tol) & (gap <= self.tol)
+        infeasible = ~known & signs & (proof.farkas <= FARKAS)
+        valid = stated & torch.where(codes == 0, optimal, torch.where(codes == 1, infeasible, True))
+        valid, margin, gap, farkas = (
+            x.reshape(self.norm.shape) for x in (valid, proof.margin, gap, proof.farkas)
+        )
         return Check(valid, margin, gap, farkas)
 
     def __repr__(self) -> str:
@@ -123,6 +140,11 @@ class MarginSolution:
         counts = [int((self.codes == k).sum()) for k in range(3)]
         words = ", ".join(f"{c} {s}" for c, s in zip(counts, STATUSES, strict=True) if c)
         return f"MarginSolution({norm}, W {shape}, {words or 'empty'}, gap up to {_most(self.gap)})"
+
+
+def _near(x: Tensor, y: Tensor, tol: float = ROUNDED) -> Tensor:
+    """Whether x and y differ by at most tol, relatively; infinities are near to themselves."""
+    return (x == y) | ((x - y).abs() <= tol * y.abs())
 
 
 def _words(codes: Any) -> Any:
