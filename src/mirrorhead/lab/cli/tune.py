@@ -32,7 +32,9 @@ class Tune:
     """The pretrained encoder, a Hugging Face folder (default: all-MiniLM-L6-v2)."""
     p: float = 1.1
     """Exponent of the norm, above 1. The nearer to 1, the fewer weights matter."""
-    reach: float = 0.5
+    reach: Annotated[
+        float | None, arg(metavar="R", help_behavior_hint="(default: 0.5 up to p = 1.2, then less)")
+    ] = None
     """How far a weight moves whose gradient never changes sign."""
     keep: float = 0.001
     """Share of the fine-tuned weights that the patch holds."""
@@ -92,7 +94,9 @@ class Tune:
         )
         task = self._task()
         folder = self.out or Path("runs") / (
-            f"tune-{task.name}-p{self.p:g}-reach{self.reach:g}-seed{self.seed}"
+            f"tune-{task.name}-p{self.p:g}"
+            + ("" if self.reach is None else f"-reach{self.reach:g}")
+            + f"-seed{self.seed}"
         )
         if (folder / "patch.safetensors").exists():
             raise UserError(f"{folder} holds a finished run; give another --out")

@@ -26,7 +26,7 @@ class TuneSettings:
 
     Args:
         p: exponent of the norm, above 1: the nearer to 1, the fewer weights matter.
-        reach: how far a weight moves whose gradient never changes sign.
+        reach: how far a weight moves whose gradient never changes sign; None: `default_reach`.
         texts: number of training texts, drawn at random; None: all.
         epochs, batch_size: of training.
         max_length: tokens of a text.
@@ -36,7 +36,7 @@ class TuneSettings:
     """
 
     p: float = 1.1
-    reach: float = 0.5
+    reach: float | None = None
     texts: int | None = 2000
     epochs: int = 2
     batch_size: int = 32
@@ -49,8 +49,9 @@ class TuneSettings:
         if not 1 < self.p <= 2:
             raise ValueError(f"p must be above 1 and at most 2, got {self.p}")
         for name in ("reach", "head_lr"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} must be above 0, got {value}")
         for name in ("epochs", "batch_size", "max_length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -58,6 +59,18 @@ class TuneSettings:
             raise ValueError(f"texts must be at least 1, got {self.texts}")
         if not 0 <= self.warmup < 1:
             raise ValueError(f"warmup must be at least 0 and less than 1, got {self.warmup}")
+
+
+def default_reach(p: float) -> float:
+    """A reach that suits p: 0.5 up to p = 1.2, then less.
+
+    A weight whose gradient is mostly noise has a mean direction of about 1/4 and moves by
+    reach / 4^(1/(p-1)). That should stay near 0.001, as in a run of AdamW.
+
+    >>> [round(default_reach(p), 3) for p in (1.05, 1.1, 1.3, 1.5, 2)]
+    [0.5, 0.5, 0.102, 0.016, 0.004]
+    """
+    return min(0.5, 1e-3 * 4 ** (1 / (p - 1)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,8 +127,9 @@ def fine_tune(
     steps = settings.epochs * per_epoch
     factors = [schedule(step, steps, settings.warmup) for step in range(steps)]
     if optimizer is None:
+        reach = settings.reach or default_reach(settings.p)
         optimizer = CenteredAdam(
-            model.train_matrices().values(), settings.reach, p=settings.p, steps=sum(factors)
+            model.train_matrices().values(), reach, p=settings.p, steps=sum(factors)
         )
     head = AdamW(model.head.parameters(), settings.head_lr, weight_decay=0.0)
     rates = [(group, group["lr"]) for o in (optimizer, head) for group in o.param_groups]
