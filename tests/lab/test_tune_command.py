@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -17,41 +16,17 @@ from mirrorhead.lab.cli.main import main
 from mirrorhead.lab.datasets import DataError, load_own_sentences, load_sentences
 from mirrorhead.lab.models.pretrained import PretrainedClassifier, Tokens, accuracy
 from mirrorhead.lab.training.centered import CenteredAdam, lp_link
-
-WORDS = ["good", "fine", "grand", "bad", "dull", "poor", "film", "plot", "cast", "the", "a"]
+from tiny_bert import tiny_bert, toy_texts
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a random BERT of two small blocks and its vocabulary."""
-    from transformers import BertConfig, BertModel, BertTokenizerFast
-
-    folder = tmp_path_factory.mktemp("bert")
-    vocabulary = folder / "vocab.txt"
-    vocabulary.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=16, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
-        intermediate_size=32, max_position_embeddings=32,
-    )  # fmt: skip
-    BertModel(config).save_pretrained(folder)
-    BertTokenizerFast(vocab=str(vocabulary)).save_pretrained(folder)
-    return folder
+    return tiny_bert(tmp_path_factory.mktemp("bert"))
 
 
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
-    """300 sentences; a word says which class each has."""
-    rng = np.random.default_rng(0)
-    lines = ["text,label"]
-    for i in range(300):
-        kind = i % 2
-        word = WORDS[3 * kind + rng.integers(3)]
-        others = rng.choice(WORDS[6:], 4)
-        lines.append(f"{' '.join([*others, word])} ,{('yes', 'no')[kind]}")
-    file = tmp_path / "own.csv"
-    file.write_text("\n".join(lines))
-    return file
+    return toy_texts(tmp_path / "own.csv")
 
 
 def tune(texts: Path, base: Path, out: Path, *options: str) -> int:

@@ -1,0 +1,91 @@
+"""The benchmark of patches: every method runs, lines are kept, a stopped study resumes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from mirrorhead.lab.datasets import load_own_sentences
+from tiny_bert import tiny_bert, toy_texts
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "patches.py"
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    """The benchmark with a tiny BERT and toy texts in the place of MiniLM and the four sets."""
+    spec = importlib.util.spec_from_file_location("benchmark_of_patches", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    folder = tmp_path_factory.mktemp("bench")
+    base, texts = tiny_bert(folder), toy_texts(folder / "own.csv")
+    module.default_encoder = lambda: base  # type: ignore[attr-defined]
+    module.load_task = lambda name: load_own_sentences(texts)  # type: ignore[attr-defined]
+    return module
+
+
+@pytest.mark.slow
+def test_every_method_gives_a_curve(bench: ModuleType) -> None:
+    for name, method in bench.METHODS.items():
+        size = 0.1 if method.per_size else None
+        run = bench.Run("trec", name, method.settings[0], 0, size, True)
+        line = bench.perform(run, texts=64)
+        columns = {"all"} if not method.sized else {"0.1"} if method.per_size else None
+        columns = columns or {"all", *(f"{s:g}" for s in bench.SIZES)}
+        assert set(line["validation"]) == set(line["test"]) == columns, name
+        assert all(0 <= value <= 1 for value in line["test"].values())
+        json.dumps(line)
+
+
+def test_masks_and_low_rank_change_what_they_say(bench: ModuleType) -> None:
+    setup = bench.Bench("trec", 0, texts=64)
+    for name in ("random-mask", "gradient-mask"):
+        model, matrices = bench.train(setup, name, {"lr": 1e-2}, 0.05)
+        before = setup.model().train_matrices()
+        changed = sum(int((w != before[n]).sum()) for n, w in matrices.items())
+        total = sum(w.numel() for w in matrices.values())
+        assert 0.04 * total < changed <= round(0.05 * total)
+    model, matrices = bench.train(setup, "lora-1", {"lr": 1e-2, "rank": 1}, None)
+    after = dict(model.encoder.named_parameters())
+    for name, w in setup.model().train_matrices().items():
+        change = (after[name] - w).detach().double()
+        assert torch.linalg.matrix_rank(change, rtol=1e-3) <= 1
+
+
+def test_a_stopped_study_resumes(
+    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    two = {name: bench.METHODS[name] for name in ("adamw",)}
+    monkeypatch.setattr(bench, "METHODS", two)
+    file = tmp_path / "results.jsonl"
+    command = ["patches.py", "run", "--results", str(file), "--tasks", "cr", "--texts", "32"]
+    monkeypatch.setattr(sys, "argv", [*command, "--seeds", "2", "--limit", "2"])
+    bench.main()
+    whole = file.read_text()
+    file.write_text(whole + whole[:40])  # a line that a power cut has cut short
+    monkeypatch.setattr(sys, "argv", [*command, "--seeds", "2"])
+    bench.main()
+    found = bench.lines(file)
+    assert len({line["key"] for line in found}) == len(found) == 3 + 2
+    assert [line["final"] for line in found] == [False] * 3 + [True] * 2
+    best = max(found[:3], key=bench.tuning_score)
+    assert all(line["setting"] == best["setting"] for line in found[3:])
+    assert all(not line["test"] for line in found[:3])  # tuning never reads test data
+    monkeypatch.setattr(sys, "argv", ["patches.py", "table", "--results", str(file)])
+    capsys.readouterr()
+    bench.main()
+    assert "adamw" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("p", [1.5, 2.0])
+def test_centred_mirror_descent_finds_the_closest_point(bench: ModuleType, p: float) -> None:
+    assert bench.closest_point_error(p) < 1e-4
