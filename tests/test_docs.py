@@ -54,12 +54,11 @@ SETUP = {
     "reproduce.md": RESULTS,
 }
 # Sizes for a test: the data are slices made here, and one epoch is enough.
+LOADERS = re.compile(r"\b(imdb_protocol|load_(?:cad|eraser|tokenizer))\(([^()]*)\)")
 SMALLER = {
-    "imdb_protocol()": "imdb_protocol(partial=True)",
     "epochs=5": "epochs=1",
+    "jobs=2": "jobs=1",
     "seeds=range(5)": "seeds=range(1), epochs=1, partial=True",
-    'load_cad("dev")': 'load_cad("dev", partial=True)',
-    'load_eraser("val")': 'load_eraser("val", partial=True)',
 }
 
 
@@ -67,6 +66,11 @@ def blocks(page: Path, *languages: str) -> list[str]:
     """Return the fenced blocks of a page in one of these languages."""
     found = re.findall(r"^( *)```(\w*).*?\n(.*?)^\1```", page.read_text(), flags=re.S | re.M)
     return [body for _, language, body in found if language in languages]
+
+
+def _partial(call: re.Match[str]) -> str:
+    arguments = ", ".join(filter(None, (call[2], "partial=True")))
+    return f"{call[1]}({arguments})"
 
 
 def name_of(page: Path) -> str:
@@ -96,6 +100,7 @@ def test_python_on_the_page_runs(page: Path, slices: None) -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(SETUP.get(page.name, ""), names)
     for number, block in enumerate(blocks(page, "python"), 1):
+        block = LOADERS.sub(_partial, block)
         for text, smaller in SMALLER.items():
             block = block.replace(text, smaller)
         with contextlib.redirect_stdout(io.StringIO()):
