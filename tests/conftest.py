@@ -39,3 +39,13 @@ def browser() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
         yield browser
         browser.close()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests that compile as slow: torch.compile takes seconds for each p and dtype."""
+    for item in items:
+        params = getattr(item, "callspec", None)
+        values = params.params.values() if params else ()
+        if any(isinstance(value, dict) and value.get("fused") is True for value in values):
+            item.add_marker(pytest.mark.slow)

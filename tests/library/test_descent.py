@@ -123,6 +123,7 @@ def test_a_zero_gradient_changes_nothing() -> None:
         torch.testing.assert_close(path.W[-1], W, rtol=1e-12, atol=0)
 
 
+@pytest.mark.slow
 def test_example_2_reaches_both_max_margin_solutions() -> None:
     problem = example_2()
     for p, steps in ((1.75, 1500), (2.0, 2000)):
