@@ -196,6 +196,10 @@ def every_option() -> Iterator[tuple[str, Build]]:
     for options in ({"p": 1.1, "normalize": "global", "momentum": 0.5}, {"p": 3}):
         yield f"MirrorDescent({options}), loop", descent(**options, foreach=False)
     yield "MirrorAdam, loop", adam(foreach=False)
+    yield "MirrorAdam, centred", adam(center="init", p=1.5, lr=0.3, steps=8)
+    # The third step passes the reach: the scale is the maximum over all shards.
+    yield "MirrorAdam, centred, beyond its reach", adam(center="init", p=1.5, lr=0.1, steps=3)
+    yield "MirrorDescent, centred", descent(center="init", p=1.5, lr=0.5, momentum=0.5)
     yield "MirrorDescent, mixed groups", mixed(normalize="global", momentum=0.5)
     yield "MirrorAdam, mixed groups", mixed(MirrorAdam)
 

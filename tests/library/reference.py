@@ -81,3 +81,32 @@ def adam(
             u = (1 - lr * weight_decay) * u - lr * (p - 1) * rms ** (p - 2) * d
         result.append(knee_inverse(u, p, knee * rms) if bent else inverse(u, p))
     return result
+
+
+def centered(
+    weights: Sequence[Tensor],
+    gradients: Sequence[Sequence[Tensor]],
+    p: float,
+    reach: float,
+    lr: float,
+    centers: Sequence[Tensor] | None = None,
+    betas: tuple[float, float] | None = None,
+    weight_decay: float = 0,
+) -> list[Tensor]:
+    """Centred mirror descent, or with `betas` centred Adam; lr is the step of u."""
+    result = []
+    for i, w in enumerate(weights):
+        w0 = (w if centers is None else centers[i]).double()
+        x = w.double() - w0
+        scale = max(reach, float(x.abs().max())) if x.numel() else reach
+        u, m, v = scale * mirror(x / scale, p), 0.0, 0.0
+        for k, gs in enumerate(gradients, start=1):
+            d = gs[i].double()
+            if betas is not None:
+                m = betas[0] * m + (1 - betas[0]) * d
+                v = betas[1] * v + (1 - betas[1]) * d**2
+                d = (m / (1 - betas[0] ** k)) / ((v / (1 - betas[1] ** k)).sqrt() + 1e-8)
+            u = (1 - lr * weight_decay) * u - lr * d
+            scale = max(reach, float(u.abs().max())) if u.numel() else reach
+        result.append(w0 + scale * inverse(u / scale, p))
+    return result

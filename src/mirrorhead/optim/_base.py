@@ -6,18 +6,26 @@ import math
 import numbers
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mirrorhead.optim._param_state import has_values
+from mirrorhead.optim._centered import (
+    CenteredPlan,
+    first_scale,
+    like_param,
+    matched_centers,
+    mirror_around,
+)
+from mirrorhead.optim._param_state import ParamState, has_values
 from mirrorhead.optim._sharded import all_finite, local, local_gradient
 from mirrorhead.optim._step import StepPlan, storage_for, wide_dtype
 from mirrorhead.potentials import check_p, signed_power
 
+Center = Literal["init"] | Mapping[str, Tensor] | Sequence[Tensor] | None
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 
 
@@ -26,7 +34,7 @@ class _GroupStep(NamedTuple):
 
     group: dict[str, Any]
     params: list[Tensor]
-    plan: StepPlan
+    plan: StepPlan | CenteredPlan
 
 
 class MirrorOptimizer(Optimizer):
@@ -46,7 +54,10 @@ class MirrorOptimizer(Optimizer):
         if isinstance(given, list) and not given:
             raise ValueError("params is an empty list: give the parameters to optimize")
         self._checked: dict[int, tuple[Any, ...]] = {}
+        self._centers: dict[Tensor, Tensor] = {}  # given by the caller, until the first step
         super().__init__(given, defaults)
+        if self._is_given(defaults["center"]):
+            self.defaults["center"] = None  # the groups have what was given
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, with any option of the constructor as its own, p included."""
@@ -64,7 +75,29 @@ class MirrorOptimizer(Optimizer):
                     f"parameters must be real floating point tensors, got {param.dtype}"
                     " (a complex parameter can be given as torch.view_as_real of it)"
                 )
-        super().add_param_group({"step": 0, **param_group})
+        param_group = {"step": 0, **param_group}
+        center = param_group.get("center", self.defaults["center"])
+        centers = []
+        if center == "given":
+            raise ValueError('center must be None, "init", a state dict or a list of tensors')
+        if center is not None:
+            param_group.setdefault("reach", self._reach({**self.defaults, **param_group}))
+        if self._is_given(center):
+            pairs = [params] if isinstance(params, Tensor) else params
+            tensors = [pair[1] if isinstance(pair, tuple) else pair for pair in pairs]
+            names = [pair[0] for pair in pairs if isinstance(pair, tuple)]
+            centers = list(zip(tensors, matched_centers(center, names, tensors), strict=True))
+            param_group["center"] = "given"
+        super().add_param_group(param_group)
+        self._centers.update(centers)
+
+    def _reach(self, options: dict[str, Any]) -> float:
+        """Return how far the weights of a centred group can move before S grows."""
+        return 1.0
+
+    @staticmethod
+    def _is_given(center: Any) -> bool:
+        return center is not None and not isinstance(center, str)
 
     @classmethod
     def check_options(cls, options: dict[str, Any]) -> None:
@@ -84,6 +117,23 @@ class MirrorOptimizer(Optimizer):
         for name in ("foreach", "fused"):
             if options[name] not in (None, True, False):
                 raise TypeError(f"{name} must be True, False or None, got {options[name]!r}")
+        center = options["center"]
+        if isinstance(center, str) and center not in ("init", "given"):
+            raise ValueError(
+                f'center must be None, "init", a state dict or a list of tensors, got {center!r}'
+            )
+        if cls._is_given(center) and (isinstance(center, Tensor) or not hasattr(center, "__len__")):
+            raise TypeError(
+                'center must be None, "init", a state dict or a list of tensors,'
+                f" got {type(center).__name__}"
+            )
+        if center is not None and options["stochastic_rounding"]:
+            raise ValueError(
+                "stochastic_rounding cannot be used with center: unchanged weights would not keep"
+                " the bits of the center"
+            )
+        if center is not None and not options["keep_dual"]:
+            raise ValueError("keep_dual=False cannot be used with center, which needs its state")
         if options["foreach"] and options["fused"]:
             raise ValueError("foreach and fused cannot both be True: choose one implementation")
 
@@ -134,8 +184,46 @@ class MirrorOptimizer(Optimizer):
         return steps
 
     @abstractmethod
-    def _plan(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> StepPlan:
+    def _plan(
+        self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]
+    ) -> StepPlan | CenteredPlan:
         """Plan the next step of one group, given the local gradients."""
+
+    def _centered_plan(
+        self, group: dict[str, Any], params: list[Tensor], states: list[ParamState]
+    ) -> CenteredPlan:
+        """Return the plan of a centred group from states made as for any other group."""
+        return CenteredPlan(
+            params=params,
+            states=states,
+            centers=[local(self.state[param]["center"]) for param in params],
+            scales=[self.state[param]["scale"] for param in params],
+            reach=group["reach"],
+            counters=[self.state[q]["step"] for q in params if "step" in self.state[q]],
+            finite=[True] * len(params),
+        )
+
+    def _centered_duals(self, group: dict[str, Any], params: list[Tensor]) -> list[Tensor]:
+        """Return u of each weight of a centred group; make it, w0 and S where they are missing."""
+        new = [param for param in params if "center" not in self.state[param]]
+        for param in new:
+            given = self._centers.pop(param, None)
+            if given is None and group["center"] == "given":
+                raise RuntimeError(
+                    f"the center of {self._name(group, param)} is missing: the checkpoint was saved"
+                    " before the first step. Set the group's center again"
+                )
+            center = like_param(given, param) if given is not None else param.detach().clone()
+            self.state[param]["center"] = center
+            self.state[param].pop("dual", None)  # of steps without a center
+        scales = first_scale(new, [self.state[param]["center"] for param in new], group["reach"])
+        for param, scale in zip(new, scales, strict=True):
+            self.state[param]["scale"] = torch.tensor(scale, dtype=torch.float64, device="cpu")
+            u = self._buffer(param, "dual", wide_dtype(param.dtype))
+            u.copy_(
+                mirror_around(local(param), local(self.state[param]["center"]), group["p"], scale)
+            )
+        return [self._buffer(param, "dual", wide_dtype(param.dtype)) for param in params]
 
     def _check_changed_options(self, group: dict[str, Any]) -> None:
         """Check the options of a group again if any of them is not the object it was."""
@@ -195,6 +283,9 @@ class MirrorOptimizer(Optimizer):
     def _stored(self, group: dict[str, Any], param: Tensor) -> Tensor | None:
         """Return what is kept beside the weight (local part), made from it where missing."""
         name = storage_for(group["p"], param.dtype, group["keep_dual"]).value
+        if "center" in self.state[param]:  # of steps before the group's center was set to None
+            for old in ("center", "scale", "dual"):
+                self.state[param].pop(old, None)
         if name is None:
             return None
         if name not in self.state[param]:
@@ -223,15 +314,18 @@ class MirrorOptimizer(Optimizer):
         return wide_dtype(param.dtype)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in super().__getstate__().items() if k != "_checked"}
+        return {**super().__getstate__(), "_centers": self._centers}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._checked = {}
+        self._centers = self.__dict__.get("_centers", {})
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
             group.setdefault("step", 0)
+            if group["center"] is not None and "reach" not in group:
+                group["reach"] = self._reach(group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state_dict. State keeps its float32 where parameters are bf16 or fp16.
@@ -256,7 +350,10 @@ class MirrorOptimizer(Optimizer):
             handle.remove()
         for group, param, saved in self._paired(final):
             for name, value in saved.items():
-                if name in self._tensor_state:
+                if name == "center":
+                    self._centers.pop(param, None)
+                    self.state[param][name] = value.to(device=param.device, copy=True)
+                elif name in self._tensor_state:
                     wide = name in ("dual", "wide")
                     dtype = wide_dtype(param.dtype) if wide else self._buffer_dtype(group, param)
                     self.state[param][name] = value.to(device=param.device, dtype=dtype, copy=True)

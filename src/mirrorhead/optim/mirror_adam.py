@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from mirrorhead.optim._base import MirrorOptimizer, Params, check_number
+from mirrorhead.optim._base import Center, MirrorOptimizer, Params, check_number
+from mirrorhead.optim._centered import CenteredPlan
 from mirrorhead.optim._formula import Hyper, Method, UpdateRule
 from mirrorhead.optim._param_state import ParamState, has_values
 from mirrorhead.optim._sharded import local, root_mean_squares
@@ -55,6 +56,13 @@ class MirrorAdam(MirrorOptimizer):
         eps: added to the root of the second moment.
         weight_decay: decoupled, and in the dual: up to 1/(p-1) times as strong in the weights
             as AdamW's. See docs/optimizer.md.
+        center: None, "init" (the weights at the first step), or a state dict or list of tensors:
+            the potential is then that of w - center, so that training stays close to the
+            center in the p-norm, and few weights change. `lr` is then the *reach*: how far a
+            weight moves in the whole run if its gradient never changes sign. See
+            docs/optimizer.md.
+        steps: the number of steps at full learning rate, needed with `center`: the length of
+            the run for a constant rate, half of it for linear or cosine decay.
         knee: where the potential becomes quadratic, in units of r. None keeps the pure power
             |w|^p: then large weights move faster the larger they are, and at p = 1.1 a
             learning rate of 3e-3 can be too large.
@@ -69,8 +77,8 @@ class MirrorAdam(MirrorOptimizer):
     >>> optimizer.step()
     """
 
-    _tensor_state = frozenset({"dual", "wide", "exp_avg", "exp_avg_sq"})
-    _scalar_state = frozenset({"step", "rms"})
+    _tensor_state = frozenset({"dual", "wide", "center", "exp_avg", "exp_avg_sq"})
+    _scalar_state = frozenset({"step", "rms", "scale"})
     _own_option = "betas"
 
     def __init__(
@@ -82,6 +90,8 @@ class MirrorAdam(MirrorOptimizer):
         eps: float = 1e-8,
         weight_decay: float = 0,
         *,
+        center: Center = None,
+        steps: float | None = None,
         knee: float | None = 1.0,
         rms_floor: float | None = None,
         maximize: bool = False,
@@ -103,37 +113,53 @@ class MirrorAdam(MirrorOptimizer):
         check_number("betas[0]", betas[0], below=1)
         check_number("betas[1]", betas[1], below=1)
         check_number("eps", options["eps"])
+        if options["center"] is not None and options["steps"] is None:
+            raise ValueError(
+                "center needs steps, the number of steps at full learning rate (half of the run"
+                " for linear or cosine decay)"
+            )
+        if options["steps"] is not None:
+            check_number("steps", options["steps"], low_open=True)
         if options["knee"] is not None:
             check_number("knee", options["knee"], low_open=True)
         if options["rms_floor"] is not None:
             check_number("rms_floor", options["rms_floor"], low_open=True)
 
-    def _plan(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> StepPlan:
+    def _plan(
+        self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]
+    ) -> StepPlan | CenteredPlan:
         new = [param for param in params if "rms" not in self.state[param]]
         for param, rms in zip(new, root_mean_squares(new), strict=True):
             state = self.state[param]
             state["rms"] = torch.tensor(rms, dtype=torch.float64, device="cpu")
             state.setdefault("step", torch.tensor(0.0, device="cpu"))
+        centered = group["center"] is not None
         plain = [is_adamw(group["p"], param.dtype) for param in params]
         moments = [(param, self._buffer_dtype(group, param)) for param in params]
-        return plan_adam(
-            [local(param) for param in params],
-            grads,
-            [
+        stored: list[Tensor | None]
+        if centered:
+            stored = [*self._centered_duals(group, params)]
+        else:
+            stored = [
                 None if its_own else self._stored(group, param)
                 for param, its_own in zip(params, plain, strict=True)
-            ],
+            ]
+        plan = plan_adam(
+            [local(param) for param in params],
+            grads,
+            stored,
             [self._buffer(param, "exp_avg", dtype) for param, dtype in moments],
             [self._buffer(param, "exp_avg_sq", dtype) for param, dtype in moments],
             [self.state[param]["step"] for param in params],
             rms=[self._rms(group, param) for param in params],
-            lr=group["lr"],
+            lr=group["lr"] / group["steps"] if centered else group["lr"],
             p=group["p"],
             beta1=group["betas"][0],
             beta2=group["betas"][1],
             eps=group["eps"],
             weight_decay=group["weight_decay"],
             knee=group["knee"],
+            centered=centered,
             maximize=group["maximize"],
             foreach=group["foreach"],
             fused=group["fused"],
@@ -141,6 +167,11 @@ class MirrorAdam(MirrorOptimizer):
             dither=dither_of(group["step"] + 1),
             seed=group["step"] + 1,
         )
+        return self._centered_plan(group, params, plan.states) if centered else plan
+
+    def _reach(self, options: dict[str, Any]) -> float:
+        check_number("lr, the reach of a group with a center,", float(options["lr"]), low_open=True)
+        return float(options["lr"])
 
     def _rms(self, group: dict[str, Any], param: Tensor) -> float:
         rms = self.state[param]["rms"]
@@ -154,7 +185,7 @@ class MirrorAdam(MirrorOptimizer):
         return rule.mirror(weight, hyper)
 
     def _translated(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Accept checkpoints of torch's AdamW, and those from before the knee."""
+        """Accept checkpoints of torch's AdamW, and those of versions before the knee."""
         groups = []
         for number, saved in enumerate(state_dict["param_groups"]):
             if "p" in saved:
@@ -239,6 +270,7 @@ def plan_adam(
     eps: float,
     weight_decay: float = 0,
     knee: float | None = None,
+    centered: bool = False,
     maximize: bool = False,
     foreach: bool | None = None,
     fused: bool | None = None,
@@ -250,11 +282,12 @@ def plan_adam(
 
     Args:
         rms: the typical size r of each weight.
+        centered: u is in units of weights, as `_centered` has it: neither r nor knee.
         dither, seed: as in `mirror_descent`.
     """
     rate = float(lr) if not isinstance(lr, Tensor) or has_values(lr) else 0.0
     plan = StepPlan(Implementation.chosen(foreach, fused), [True] * len(params))
-    plain = [i for i, w in enumerate(params) if is_adamw(p, w.dtype)]
+    plain = [i for i, w in enumerate(params) if is_adamw(p, w.dtype) and not centered]
     if plain:
 
         def torch_step() -> None:
@@ -281,10 +314,10 @@ def plan_adam(
 
         plan.torch_step = torch_step
     for i, w in enumerate(params):
-        if is_adamw(p, w.dtype):
+        if i in plain:
             continue
         count = float(steps[i]) + 1 if has_values(steps[i]) else 1.0
-        scale = (p - 1) * rms[i] ** (p - 2)
+        scale = 1.0 if centered else (p - 1) * rms[i] ** (p - 2)
         if rate and w.numel() and rate * scale < torch.finfo(wide_dtype(w.dtype)).tiny:
             warnings.warn(
                 f"p={p:g} with weights of about {rms[i]:.1g} (shape {tuple(w.shape)}): the step in"
@@ -292,7 +325,7 @@ def plan_adam(
                 " move. Use a smaller p, or float64",
                 stacklevel=2,
             )
-        bend = knee_numbers(p, knee, rms[i])
+        bend = {} if centered else knee_numbers(p, knee, rms[i])
         rule = update_rule(
             p,
             Method.ADAM,

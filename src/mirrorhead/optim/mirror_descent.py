@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim.sgd import sgd
 
-from mirrorhead.optim._base import MirrorOptimizer, Params, check_number
+from mirrorhead.optim._base import Center, MirrorOptimizer, Params, check_number
+from mirrorhead.optim._centered import CenteredPlan
 from mirrorhead.optim._formula import Hyper, Method
 from mirrorhead.optim._param_state import ParamState, has_values
 from mirrorhead.optim._sharded import combine_norms, dual_norms, local
@@ -45,6 +46,9 @@ class MirrorDescent(MirrorOptimizer):
         weight_decay: decoupled, and in the dual: see docs/optimizer.md.
         normalize: divide the gradient by its dual norm ||g||_q, q = p/(p-1), by "tensor" or
             over the whole group ("global"). A zero gradient stays zero.
+        center: None, "init" (the weights at the first step), or a state dict or list of tensors:
+            the potential is then that of w - center. Of all solutions, training tends to the one
+            closest to the center in the p-norm. See docs/optimizer.md.
         nesterov: d = g + momentum m.
         maximize: go up instead of down.
         foreach: True for torch's foreach operations (the default), False for a plain loop.
@@ -61,7 +65,8 @@ class MirrorDescent(MirrorOptimizer):
     >>> optimizer.step()
     """
 
-    _tensor_state = frozenset({"dual", "wide", "momentum_buffer"})
+    _tensor_state = frozenset({"dual", "wide", "center", "momentum_buffer"})
+    _scalar_state = frozenset({"scale"})
     _own_option = "normalize"
 
     def __init__(
@@ -73,6 +78,7 @@ class MirrorDescent(MirrorOptimizer):
         weight_decay: float = 0,
         normalize: Normalize = None,
         *,
+        center: Center = None,
         nesterov: bool = False,
         maximize: bool = False,
         foreach: bool | None = None,
@@ -98,20 +104,26 @@ class MirrorDescent(MirrorOptimizer):
             raise ValueError("nesterov=True needs momentum greater than 0")
 
     def _buffer_dtype(self, group: dict[str, Any], param: Tensor) -> torch.dtype:
-        if is_sgd(group["p"], param.dtype, group["stochastic_rounding"]):
+        plain = is_sgd(group["p"], param.dtype, group["stochastic_rounding"])
+        if plain and group["center"] is None:
             return param.dtype  # as torch's SGD has it
         return super()._buffer_dtype(group, param)
 
-    def _plan(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> StepPlan:
+    def _plan(
+        self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]
+    ) -> StepPlan | CenteredPlan:
         finite, scales = [True] * len(params), [1.0] * len(params)
         if group["normalize"]:
             finite, grads = cleaned(grads)
             scales = _inverse_norms(params, grads, group["p"], group["normalize"])
-        stored, buffers = [], []
+        centered = group["center"] is not None
+        stored: list[Tensor | None] = [*self._centered_duals(group, params)] if centered else []
+        buffers = []
         for param in params:
             plain = is_sgd(group["p"], param.dtype, group["stochastic_rounding"])
             dtype = self._buffer_dtype(group, param)
-            stored.append(None if plain else self._stored(group, param))
+            if not centered:
+                stored.append(None if plain else self._stored(group, param))
             buffers.append(
                 self._buffer(param, "momentum_buffer", dtype) if group["momentum"] else None
             )
@@ -124,6 +136,7 @@ class MirrorDescent(MirrorOptimizer):
             p=group["p"],
             momentum=group["momentum"],
             nesterov=group["nesterov"],
+            centered=centered,
             weight_decay=group["weight_decay"],
             maximize=group["maximize"],
             foreach=group["foreach"],
@@ -133,6 +146,8 @@ class MirrorDescent(MirrorOptimizer):
             dither=dither_of(group["step"] + 1),
             seed=group["step"] + 1,
         )
+        if centered:
+            plan = self._centered_plan(group, params, plan.states)
         plan.finite = finite
         return plan
 
@@ -182,6 +197,7 @@ def plan_descent(
     momentum: float = 0,
     nesterov: bool = False,
     weight_decay: float = 0,
+    centered: bool = False,
     maximize: bool = False,
     foreach: bool | None = None,
     fused: bool | None = None,
@@ -193,6 +209,7 @@ def plan_descent(
     """Plan one step of `mirror_descent`; nothing moves before the plan is run.
 
     Args:
+        centered: move all tensors by our formula, p = 2 included.
         scales: what to multiply each gradient by first, such as 1/||g||_q.
         dither: from -1/2 to 1/2; see `_formula._dithered`.
         seed: of the noise for stochastic rounding; another one for every step.
@@ -200,7 +217,9 @@ def plan_descent(
     scales = [1.0] * len(params) if scales is None else scales
     rate = float(lr) if not isinstance(lr, Tensor) or has_values(lr) else 0.0
     plan = StepPlan(Implementation.chosen(foreach, fused), [True] * len(params))
-    plain = [i for i, w in enumerate(params) if is_sgd(p, w.dtype, stochastic_rounding)]
+    plain = [
+        i for i, w in enumerate(params) if is_sgd(p, w.dtype, stochastic_rounding) and not centered
+    ]
     if plain:
 
         def torch_step() -> None:
@@ -227,7 +246,7 @@ def plan_descent(
         plan.torch_step = torch_step
     scaled = maximize or any(scale != 1 for scale in scales)
     for i, w in enumerate(params):
-        if is_sgd(p, w.dtype, stochastic_rounding):
+        if i in plain:
             continue
         rule = update_rule(
             p,
