@@ -146,7 +146,6 @@ def train(bench: Bench, method: str, setting: dict[str, float], size: float | No
     model = bench.model()
     matrices = model.train_matrices()
     weights = list(matrices.values())
-    start = [w.detach().clone() for w in weights]
     after: Callable[[float], None] | None = None
     lr = setting.get("lr", 0.0)
     if method == "mirror":
@@ -159,13 +158,7 @@ def train(bench: Bench, method: str, setting: dict[str, float], size: float | No
     elif method in ("adamw", "dare", "proximal"):
         optimizer = AdamW(weights, lr, weight_decay=0.0)
         if method == "proximal":
-
-            def after(factor: float) -> None:
-                with torch.no_grad():
-                    for w, w0 in zip(weights, start, strict=True):
-                        moved = nn.functional.softshrink(w - w0, lr * factor * setting["l1"])
-                        w.copy_(w0 + moved)
-
+            after = _proximal_step(weights, lr * setting["l1"])
     elif method in ("random-mask", "gradient-mask", "lt-sft"):
         assert size is not None
         masks = _masks(bench, method, matrices, size, lr)
@@ -187,6 +180,18 @@ def train(bench: Bench, method: str, setting: dict[str, float], size: float | No
             if parametrize.is_parametrized(module):
                 parametrize.remove_parametrizations(module, "weight")
     return model, matrices
+
+
+def _proximal_step(weights: list[nn.Parameter], threshold: float) -> Callable[[float], None]:
+    """After a step of AdamW: soft(w - w0, threshold), w0 being the weights now."""
+    start = [w.detach().clone() for w in weights]
+
+    def after(factor: float) -> None:
+        with torch.no_grad():
+            for w, w0 in zip(weights, start, strict=True):
+                w.copy_(w0 + nn.functional.softshrink(w - w0, factor * threshold))
+
+    return after
 
 
 def _masks(
@@ -507,7 +512,9 @@ def closest_point_error(p: float, steps: int = 200_000) -> float:
     A, w0 = rng.normal(size=(5, 20)), rng.normal(size=20)
     b = A @ w0 + rng.normal(size=5)
     x = cvxpy.Variable(20)
-    cvxpy.Problem(cvxpy.Minimize(cvxpy.pnorm(x, p)), [A @ x == b - A @ w0]).solve()
+    objective = cvxpy.Minimize(cvxpy.pnorm(x, p))  # pyright: ignore[reportArgumentType]
+    cvxpy.Problem(objective, [A @ x == b - A @ w0]).solve()
+    assert x.value is not None
     rows, target = torch.from_numpy(A), torch.from_numpy(b - A @ w0)
     potential, dual = PNorm(p), torch.zeros(20, dtype=torch.float64)
     rate = 0.5 * (p - 1) / float(torch.linalg.matrix_norm(rows, 2) ** 2)

@@ -40,9 +40,9 @@ class WritePatch(TrainerCallback):
     def __init__(self, base: Any, file: Path, **options: Any) -> None:
         self.base, self.file, self.options = base, file, options
 
-    def on_train_end(self, args: Any, state: Any, control: Any, model: Any, **_: Any) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
-            mh.Patch.between(self.base, model, **self.options).save(self.file)
+            mh.Patch.between(self.base, kwargs["model"], **self.options).save(self.file)
 
 
 def toy_texts(count: int) -> list[dict[str, Any]]:

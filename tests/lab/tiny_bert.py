@@ -12,17 +12,26 @@ WORDS = ["good", "fine", "grand", "bad", "dull", "poor", "film", "plot", "cast",
 
 def tiny_bert(folder: Path) -> Path:
     """Write a BERT of two small blocks and its vocabulary in Hugging Face's format."""
-    from transformers import BertConfig, BertModel, BertTokenizerFast
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordPiece
+    from tokenizers.pre_tokenizers import Whitespace
+    from tokenizers.processors import BertProcessing
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-    vocabulary = folder / "vocab.txt"
-    vocabulary.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS]
+    words = Tokenizer(WordPiece({name: i for i, name in enumerate(names)}, unk_token="[UNK]"))
+    words.pre_tokenizer = Whitespace()  # pyright: ignore[reportAttributeAccessIssue]
+    words.post_processor = BertProcessing(("[SEP]", 3), ("[CLS]", 2))  # pyright: ignore[reportAttributeAccessIssue]
+    PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]",
+        sep_token="[SEP]",
+    ).save_pretrained(folder)  # fmt: skip
     torch.manual_seed(0)
     config = BertConfig(
         vocab_size=16, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
         intermediate_size=32, max_position_embeddings=32,
     )  # fmt: skip
     BertModel(config).save_pretrained(folder)
-    BertTokenizerFast(vocab=str(vocabulary)).save_pretrained(folder)
     return folder
 
 

@@ -53,7 +53,7 @@ def test_what_shira_cannot_hold(tmp_path: Path) -> None:
     with pytest.raises(mh.PatchError, match="too dense for SHiRA"):
         patch.to_peft(tmp_path / "adapter")
     with torch.no_grad():
-        tuned.first.bias += 1
+        tuned.first.bias.add_(1)
     with pytest.raises(mh.PatchError, match=r"linear layers' weights only: 'first.bias'"):
         mh.Patch.between(base, tuned).to_peft(tmp_path / "adapter")
     with pytest.raises(mh.PatchError, match="the patch is empty"):
