@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 
 import mirrorhead as mh
-from mirrorhead.margin.operator import Blocks
-from mirrorhead.margin.systems import IterativeSystem
+from mirrorhead.margin._constraints import ConstraintMatrix
+from mirrorhead.margin._linear_systems import IterativeSystem
 
 # Where cvxpy is tried on large problems, and what it may use for each.
 PEER_CASES = {
@@ -163,8 +163,8 @@ def growth(_: argparse.Namespace) -> None:
         mh.attention_svm(X, z, tokens, 1.5)
         spent = Stopwatch()
         with (
-            spent.on(Blocks, "apply", "map"),
-            spent.on(Blocks, "adjoint", "map"),
+            spent.on(ConstraintMatrix, "apply", "map"),
+            spent.on(ConstraintMatrix, "adjoint", "map"),
             spent.on_preconditioner(),
         ):
             start = time.perf_counter()

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from mirrorhead.margin import MarginSolution, attention_svm
-from mirrorhead.margin.certificate import Norm, active_constraints
-from mirrorhead.margin.constraints import attention_constraints
+from mirrorhead.margin._certificate import Norm, active_constraints
+from mirrorhead.margin._constraints import attention_constraints
+from mirrorhead.margin._solution import Status
 from mirrorhead.potentials import PNorm, check_p, dual_exponent, lp_norm
 
 FINEST = 1e-13  # the smallest gap that float64 certifies for most problems
@@ -146,8 +147,8 @@ def locally_optimal(
         unclear[again] &= ~(better[0] | better[1])
         unclear &= ~active.flatten(1).any(-1)[:, None, None]
     codes = solution.codes.reshape(count)
-    undecided = (codes == 2) | unclear.flatten(1).any(-1)
-    optimal = (codes == 0) & ~undecided & ~active.flatten(1).any(-1)
+    undecided = (codes == Status.UNFINISHED) | unclear.flatten(1).any(-1)
+    optimal = (codes == Status.OPTIMAL) & ~undecided & ~active.flatten(1).any(-1)
     reasons = tuple(map(_reason, codes.tolist(), scores, tokens, active, unclear))
     return LocalOptimality(
         optimal.reshape(lead),
@@ -325,9 +326,9 @@ def _active(
 
 
 def _reason(code: int, scores: Tensor, tokens: Tensor, rivals: Tensor, unclear: Tensor) -> str:
-    if code == 1:
+    if code == Status.INFEASIBLE:
         return "infeasible: no W makes attention prefer these tokens"
-    if code == 2:
+    if code == Status.UNFINISHED:
         return "undecided: the margin problem is unfinished"
     if bool(rivals.any()):
         found, what = rivals, "support token"

@@ -8,26 +8,26 @@ from hypothesis import given
 import mirrorhead as mh
 from margin_cases import HOPELESS, NASTY, generator, hopeless, nasty, random_problem
 from mirrorhead import native
-from mirrorhead.margin import compiled, interior_point
-from mirrorhead.margin.constraints import attention_constraints
+from mirrorhead.margin import _compiled, _interior_point
+from mirrorhead.margin._constraints import attention_constraints
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="the C library was not built")
 
 PS = (1.05, 1.5, 2.0, 3.0, 20.0)
-FIRST = interior_point._PACES[0]
+FIRST = _interior_point._SCHEDULES[0]
 
 
 def in_torch(call):
     """The result of `call` without the kernel."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiled, "serves", lambda A, pace: False)
+        patch.setattr(_compiled, "can_solve", lambda A, schedule: False)
         return call()
 
 
 def both(*data, p, **options):
     """The solution by the kernel, after it was compared with torch's."""
     problem = attention_constraints(*data, mask=options.get("mask"))
-    assert compiled.serves(problem.A, FIRST)
+    assert _compiled.can_solve(problem.A, FIRST)
     fast = mh.attention_svm(*data, p=p, **options)
     slow = in_torch(lambda: mh.attention_svm(*data, p=p, **options))
     assert fast.status == slow.status
@@ -49,7 +49,7 @@ def test_it_takes_the_steps_of_torch(p):
 def test_a_batch_in_several_calls_is_the_same(monkeypatch):
     data = random_problem(10, 4, 5, 6, seed=3)
     whole = mh.attention_svm(*data, p=1.5)
-    monkeypatch.setattr(compiled, "AT_ONCE", 3)
+    monkeypatch.setattr(_compiled, "AT_ONCE", 3)
     parts = mh.attention_svm(*data, p=1.5)
     assert whole.W.equal(parts.W) and whole.iterations.equal(parts.iterations)
 
@@ -64,7 +64,7 @@ def test_a_batch_in_several_calls_is_the_same(monkeypatch):
 def test_all_shapes_and_scales(p, shape, scale, tol, seed):
     X, z, tokens = random_problem(2, *shape, seed=seed)
     problem = attention_constraints(X, z, tokens)
-    if compiled.serves(problem.A, FIRST):  # not of many rows for few weights
+    if _compiled.can_solve(problem.A, FIRST):  # not of many rows for few weights
         both(scale * X, z, tokens, p=p, tol=tol)
 
 
@@ -95,7 +95,7 @@ def test_leaving_out_rows_that_matter_is_noticed(p, monkeypatch):
     """So tight a bound leaves out rows of the support: the run may not conclude from the rest."""
     data = random_problem(4, 10, 13, 12, seed=15)
     right = mh.attention_svm(*data, p)
-    monkeypatch.setattr(interior_point, "LOOSE", 0.05)
+    monkeypatch.setattr(_interior_point, "DROP_RATIO", 0.05)
     fast, _ = both(*data, p=p)
     assert fast.optimal.all()
     assert (fast.iterations > right.iterations).all()  # of a second attempt
@@ -144,12 +144,12 @@ def test_what_cannot_be_reached_is_unfinished_at_the_best_point_seen():
 def test_without_the_c_library_torch_takes_over(monkeypatch):
     data = random_problem(3, 6, 8, 10, seed=21)
     fast = mh.attention_svm(*data, 1.5)
-    monkeypatch.setattr(compiled, "_solver", lambda: None)
-    assert not compiled.serves(attention_constraints(*data).A, FIRST)
+    monkeypatch.setattr(_compiled, "_solver", lambda: None)
+    assert not _compiled.can_solve(attention_constraints(*data).A, FIRST)
     torch.testing.assert_close(mh.attention_svm(*data, 1.5).norm, fast.norm, rtol=3e-9, atol=0)
 
 
 def test_large_problems_and_those_of_many_rows_are_left_to_torch():
     for shape in ((40, 20, 30), (6, 15, 6), (1, 8, 1)):
-        assert not compiled.serves(attention_constraints(*random_problem(*shape)).A, FIRST)
-    assert compiled.serves(attention_constraints(*random_problem(20, 20, 30)).A, FIRST)
+        assert not _compiled.can_solve(attention_constraints(*random_problem(*shape)).A, FIRST)
+    assert _compiled.can_solve(attention_constraints(*random_problem(20, 20, 30)).A, FIRST)

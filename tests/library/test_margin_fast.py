@@ -5,79 +5,34 @@ The compiled kernel, which would take most of these problems, is off here; it ha
 
 import dataclasses
 
-import numpy as np
 import pytest
 import torch
 
 import mirrorhead as mh
 from margin_cases import generator, hopeless, nasty, random_problem
-from mirrorhead.margin import compiled, form, interior_point, systems
-from mirrorhead.margin.arithmetic import BATCH, SINGLE, Arithmetic
-from mirrorhead.margin.operator import Blocks
+from mirrorhead.margin import _compiled, _interior_point, _linear_systems
+from mirrorhead.margin._constraints import ConstraintMatrix
 
 PS = (1.05, 1.5, 2.0, 3.0, 20.0)
 
 
 @pytest.fixture(autouse=True)
 def _in_torch(monkeypatch):
-    monkeypatch.setattr(compiled, "serves", lambda A, pace: False)
+    monkeypatch.setattr(_compiled, "can_solve", lambda A, schedule: False)
 
 
 def plainly(monkeypatch):
-    """float64, all rows, tensors: what the short cuts are compared with."""
-    paces = tuple(dataclasses.replace(pace, brisk=False) for pace in interior_point._PACES)
-    monkeypatch.setattr(interior_point, "_PACES", paces)
-    monkeypatch.setattr(form, "ALONE", 0)
+    """float64 and all rows: what the short cuts are compared with."""
+    schedules = tuple(
+        dataclasses.replace(schedule, shortcuts=False) for schedule in _interior_point._SCHEDULES
+    )
+    monkeypatch.setattr(_interior_point, "_SCHEDULES", schedules)
 
 
 def assert_same(fast, plain, *data):
     assert fast.status == plain.status
     assert fast.check(*data)
     torch.testing.assert_close(fast.norm, plain.norm, rtol=3e-9, atol=0)
-
-
-@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Arithmetic)])
-def test_the_two_arithmetics_agree(name):
-    g = generator(1)
-    x, y, z = (torch.randn(1, 5, generator=g, dtype=torch.float64) for _ in range(3))
-    a, b = (torch.rand(1, 1, generator=g, dtype=torch.float64) for _ in range(2))
-    cases = {
-        "dot": (x, y),
-        "muladd": (x, a, z),
-        "at_least": (x, 0.1),
-        "at_most": (x, 0.1),
-        "maximum": (x, a),
-        "where": (a < b, x, y),
-        "any": (a < b,),
-        "log": (x.abs(),),
-        "copysign": (x.abs(), y),
-    }
-    arguments = cases.get(name, (x,))
-
-    def single(v):
-        if not isinstance(v, torch.Tensor):
-            return v
-        return v[0].numpy() if v.shape[1] > 1 else v.numpy()[0, 0]
-
-    batch = getattr(BATCH, name)(*arguments)
-    alone = getattr(SINGLE, name)(*map(single, arguments))
-    if name == "any":
-        assert batch is alone
-    else:
-        np.testing.assert_allclose(np.atleast_1d(alone), batch[0].numpy(), rtol=1e-14, atol=1e-15)
-
-
-@pytest.mark.parametrize("p", PS)
-@pytest.mark.parametrize("shape", [(1, 2, 1), (3, 5, 4), (6, 8, 10)])
-def test_numpy_takes_the_steps_of_torch(shape, p, monkeypatch):
-    for seed in range(4):
-        data = random_problem(*shape, seed=seed)
-        alone = mh.attention_svm(*data, p)
-        with monkeypatch.context() as patch:
-            patch.setattr(form, "ALONE", 0)
-            plain = mh.attention_svm(*data, p)
-        assert alone.iterations == plain.iterations
-        assert_same(alone, plain, *data)
 
 
 @pytest.mark.parametrize("p", PS)
@@ -96,7 +51,7 @@ def test_float32_and_fewer_rows_find_the_same(shape, p, monkeypatch):
     "name", ["six decades of row norms", "near-infeasible", "repeated unselected tokens"]
 )
 def test_short_cuts_on_nasty_problems(name, p, monkeypatch):
-    monkeypatch.setattr(interior_point, "BRISK", 0)
+    monkeypatch.setattr(_interior_point, "SHORTCUT_ROWS", 0)
     data = nasty(name, 10, seed=3)
     fast = mh.attention_svm(*data, p)
     plainly(monkeypatch)
@@ -104,7 +59,7 @@ def test_short_cuts_on_nasty_problems(name, p, monkeypatch):
 
 
 def test_short_cuts_on_infeasible_problems(monkeypatch):
-    monkeypatch.setattr(interior_point, "BRISK", 0)
+    monkeypatch.setattr(_interior_point, "SHORTCUT_ROWS", 0)
     X, z, tokens = hopeless("selected token in the hull of the others", 10)
     for p in PS:
         solution = mh.attention_svm(X, z, tokens, p)
@@ -128,7 +83,7 @@ def test_leaving_out_the_wrong_rows_is_noticed(p, count, monkeypatch):
         return u.topk(6, dim=-1).indices  # the half with the largest slack
 
     right = mh.attention_svm(*data, p)
-    monkeypatch.setattr(interior_point, "_tight", wrong)
+    monkeypatch.setattr(_interior_point, "_rows_that_matter", wrong)
     solution = mh.attention_svm(*data, p)
     assert thrown
     assert_same(solution, right, *data)
@@ -138,22 +93,22 @@ def test_leaving_out_the_wrong_rows_is_noticed(p, count, monkeypatch):
 def test_a_narrow_system_is_the_system_of_its_rows():
     g = generator(7)
     left = torch.randn(2, 4, 5, 3, generator=g, dtype=torch.float64)
-    A = Blocks(left, torch.randn(2, 4, 3, generator=g, dtype=torch.float64)).unit_rows()
+    A = ConstraintMatrix(left, torch.randn(2, 4, 3, generator=g, dtype=torch.float64)).unit_rows()
     index = torch.rand(2, 4, 5, generator=g).topk(3, dim=-1).indices
-    narrow = A.narrow(index)
+    narrow = A.keep_rows(index)
     flat = (index + torch.arange(0, 20, 5).view(4, 1)).view(2, -1)
     every = torch.arange(12).expand(2, -1)
     torch.testing.assert_close(narrow.take_rows(every), A.take_rows(flat), rtol=0, atol=0)
     h, r = torch.rand(2, 9, generator=g).double(), torch.randn(2, 12, generator=g).double()
     e = torch.rand(2, 12, generator=g).double() + 0.1
-    system = systems.RowSystem.of(A, brisk=True)
+    system = _linear_systems.RowSystem.of(A, allow_float32=True)
     system.factor(h, torch.ones(2, 20).double(), 1.0)
-    system = system.narrow(narrow)  # in the memory of the former
+    system = system.keep_rows(narrow)  # in the memory of the former
     rows = narrow.take_rows(every)
     K = (rows * h.unsqueeze(-2)) @ rows.mT + torch.diag_embed(e)
     torch.testing.assert_close(
         system.factor(h, e, 1e-3)(r, None, 1e-3), torch.linalg.solve(K, r), rtol=1e-4, atol=1e-5
     )
-    assert system.coarse is not None
+    assert system.float32 is not None
     torch.testing.assert_close(system.factor(h, e, 1e-8)(r, None, 1e-8), torch.linalg.solve(K, r))
-    assert system.coarse is None  # float64 from here on
+    assert system.float32 is None  # float64 from here on

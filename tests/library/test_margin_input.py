@@ -137,7 +137,7 @@ def test_padding_changes_nothing(p):
     assert not solution.support[~mask].any()
     assert (solution.dual[~mask] == 0).all()
     # The same constraints without padding: every sample cut to its length, one by one.
-    from mirrorhead.margin.constraints import attention_constraints
+    from mirrorhead.margin._constraints import attention_constraints
 
     rows = []
     for i, length in enumerate(lengths.tolist()):

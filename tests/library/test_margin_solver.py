@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 import mirrorhead as mh
 from margin_cases import HOPELESS, NASTY, dense_rows, hopeless, nasty, random_problem
-from mirrorhead.margin.constraints import attention_constraints
+from mirrorhead.margin._constraints import attention_constraints
 
 TEN_P = (1.05, 1.1, 1.25, 1.5, 1.75, 2.0, 3.0, 5.0, 10.0, 20.0)
 

@@ -7,14 +7,16 @@ import torch
 
 import mirrorhead as mh
 from margin_cases import generator, nasty, random_problem
-from mirrorhead.margin import interior_point, systems
-from mirrorhead.margin.operator import Blocks
+from mirrorhead.margin import _interior_point, _linear_systems
+from mirrorhead.margin._constraints import ConstraintMatrix
 
 
 def random_blocks(B, n, R, a, c, seed=0):
     g = generator(seed)
     left = torch.randn(B, n, R, a, generator=g, dtype=torch.float64)
-    return Blocks(left, torch.randn(B, n, c, generator=g, dtype=torch.float64)).unit_rows()
+    return ConstraintMatrix(
+        left, torch.randn(B, n, c, generator=g, dtype=torch.float64)
+    ).unit_rows()
 
 
 def dense(A):
@@ -48,7 +50,7 @@ def test_chunked_methods_do_not_depend_on_the_chunks(monkeypatch):
     A = random_blocks(2, 5, 3, 4, 4)
     h = torch.rand(2, 16, dtype=torch.float64)
     whole = A.block_gram(h), A.column_sizes()
-    monkeypatch.setattr("mirrorhead.margin.operator._CHUNK", 1)
+    monkeypatch.setattr("mirrorhead.margin._constraints._CHUNK", 1)
     torch.testing.assert_close((A.block_gram(h), A.column_sizes()), whole)
 
 
@@ -64,13 +66,13 @@ def test_the_systems_agree(shape, spread):
     matrix = dense(A)
     K = (matrix * h.unsqueeze(-2)) @ matrix.mT + torch.diag_embed(e)
     r = (K @ x.unsqueeze(-1)).squeeze(-1)
-    for system in (systems.RowSystem.of(A), systems.ColumnSystem(A)):
+    for system in (_linear_systems.RowSystem.of(A), _linear_systems.ColumnSystem(A)):
         found = system.factor(h, e, 1e-14)(r, None, 1e-14)
         back = (K @ found.unsqueeze(-1)).squeeze(-1)
         torch.testing.assert_close(back, r, rtol=1e-7, atol=1e-7 * r.abs().max())
     for heavy in (0, 4):
         for k in range(A.batch):
-            one = systems.IterativeSystem(A.take(slice(k, k + 1)), grows=True, heavy=heavy)
+            one = _linear_systems.IterativeSystem(A.take(slice(k, k + 1)), grows=True, heavy=heavy)
             found = one.factor(h[k : k + 1], e[k : k + 1], 1e-13)(r[k : k + 1], None, 1e-13)
             back = (K[k] @ found[0]).unsqueeze(0)
             torch.testing.assert_close(back, r[k : k + 1], rtol=1e-6, atol=1e-6 * r.abs().max())
@@ -80,7 +82,7 @@ def test_the_systems_agree(shape, spread):
 def test_a_cholesky_that_fails_is_mended_alone():
     good = torch.eye(3, dtype=torch.float64)
     bad = torch.ones(3, 3, dtype=torch.float64) - 1e-15 * good
-    L = systems.cholesky(torch.stack([good, bad]))
+    L = _linear_systems.cholesky(torch.stack([good, bad]))
     assert torch.equal(L[0], good)
     torch.testing.assert_close(L[1] @ L[1].mT, bad, rtol=0, atol=1e-8)
 
@@ -89,8 +91,10 @@ def test_a_cholesky_that_fails_is_mended_alone():
 def test_iterative_and_dense_give_the_same_answer(p, monkeypatch):
     X, z, tokens = random_problem(2, 12, 10, 16, seed=1)
     factored = mh.attention_svm(X, z, tokens, p, tol=1e-12)
-    pace = interior_point._PACES[0]
-    monkeypatch.setattr(interior_point, "_PACES", (dataclasses.replace(pace, dense=0),))
+    schedule = _interior_point._SCHEDULES[0]
+    monkeypatch.setattr(
+        _interior_point, "_SCHEDULES", (dataclasses.replace(schedule, dense_limit=0),)
+    )
     iterative = mh.attention_svm(X, z, tokens, p, tol=1e-12)
     assert (iterative.inner_iterations > 0).all()
     assert iterative.check(X, z, tokens)
@@ -102,7 +106,7 @@ def test_iterative_and_dense_give_the_same_answer(p, monkeypatch):
 def test_a_batch_in_parts_is_the_batch(p, monkeypatch):
     X, z, tokens = random_problem(7, 6, 8, 10, seed=2)
     whole = mh.attention_svm(X, z, tokens, p)
-    monkeypatch.setattr(systems, "BUDGET", 1)
+    monkeypatch.setattr(_linear_systems, "BUDGET", 1)
     parts = mh.attention_svm(X, z, tokens, p)
     torch.testing.assert_close(parts.norm, whole.norm, rtol=1e-9, atol=0)
     assert parts.check(X, z, tokens)
@@ -151,10 +155,10 @@ def test_svm_with_many_samples_and_features(p):
 
 
 def test_nasty_problems_by_conjugate_gradients(monkeypatch):
-    """What the iterative pace leaves, the factored ones finish."""
-    paces = interior_point._PACES
-    first = dataclasses.replace(paces[0], dense=0)
-    monkeypatch.setattr(interior_point, "_PACES", (first, *paces[1:]))
+    """What the iterative schedule leaves, the factored ones finish."""
+    schedules = _interior_point._SCHEDULES
+    first = dataclasses.replace(schedules[0], dense_limit=0)
+    monkeypatch.setattr(_interior_point, "_SCHEDULES", (first, *schedules[1:]))
     for name in ("near-duplicate of the selected token", "near-infeasible"):
         X, z, tokens = nasty(name, 3)
         for p in (1.1, 2, 5):

@@ -14,7 +14,7 @@ import pytest
 
 import mirrorhead as mh
 from mirrorhead import native
-from mirrorhead.margin import compiled
+from mirrorhead.margin import _compiled
 from mirrorhead.synthetic import random_problem
 
 REPOSITORY = Path(__file__).parents[2]
@@ -24,7 +24,7 @@ needs_library = pytest.mark.skipif(not native.available(), reason="the C library
 @pytest.fixture
 def fresh() -> Iterator[None]:
     """Look for the library again, before the test and after it."""
-    caches = (native._load, native._warn, compiled._solver)
+    caches = (native._load, native._warn, _compiled._solver)
     for cache in caches:
         cache.cache_clear()
     yield

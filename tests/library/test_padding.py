@@ -21,7 +21,7 @@ from torch import Tensor
 
 import mirrorhead as mh
 from margin_cases import generator
-from mirrorhead.margin import compiled
+from mirrorhead.margin import _compiled
 from mirrorhead.paths import descent
 
 n, d = 3, 4
@@ -85,7 +85,7 @@ def posed_twice(lengths: list[int], extra: int, junk: float, seed: int) -> tuple
 def kernels(on: bool) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if not on:
-            patch.setattr(compiled, "serves", lambda A, pace: False)
+            patch.setattr(_compiled, "can_solve", lambda A, schedule: False)
             patch.setattr(descent, "can_compile", lambda problem: False)
         yield
 

@@ -9,8 +9,8 @@ import torch
 
 import mirrorhead as mh
 from margin_cases import generator, random_problem
-from mirrorhead.margin.certificate import active_constraints
-from mirrorhead.margin.constraints import attention_constraints
+from mirrorhead.margin._certificate import active_constraints
+from mirrorhead.margin._constraints import attention_constraints
 
 
 @dataclass

@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from mirrorhead.margin.operator import Blocks
+from mirrorhead.margin._constraints import ConstraintMatrix
 
 # Dense up to this many rows or columns, conjugate gradients beyond; where these fail, dense
 # up to the second limit, slower and safer.
@@ -22,7 +22,7 @@ BUDGET = 1 << 19
 # The columns kept for the preconditioner have at most so many (600 MB).
 COLUMN_BUDGET = 75 << 20
 # A step that may be wrong by this much is solved in float32.
-SINGLE = 1e-5
+FLOAT32_ACCURACY = 1e-5
 
 # solve(r, guess, tol) -> x; only the iterative system looks at guess and tol.
 Solver = Callable[[Tensor, Tensor | None, float], Tensor]
@@ -38,14 +38,14 @@ class System(Protocol):
     def take(self, keep: Tensor) -> System: ...
 
 
-def system_kind(A: Blocks, limit: int) -> Literal["rows", "columns", "iterative"]:
+def system_kind(A: ConstraintMatrix, limit: int) -> Literal["rows", "columns", "iterative"]:
     """Which of the three, for problems dense up to `limit` rows or columns."""
     if min(A.rows, A.columns) > limit:
         return "iterative"
     return "rows" if A.rows <= min(2 * A.columns, limit) else "columns"
 
 
-def part_size(A: Blocks, limit: int) -> int:
+def problems_at_once(A: ConstraintMatrix, limit: int) -> int:
     """How many problems to solve at a time, so that memory stays bounded."""
     kind = system_kind(A, limit)
     if kind == "iterative":
@@ -55,12 +55,12 @@ def part_size(A: Blocks, limit: int) -> int:
     return max(1, BUDGET // each)
 
 
-def make_system(A: Blocks, limit: int, p: float, brisk: bool = False) -> System:
-    """`brisk` lets float32 serve where the accuracy asked for allows it."""
+def make_system(A: ConstraintMatrix, limit: int, p: float, allow_float32: bool = False) -> System:
+    """Choose a system; `allow_float32` permits float32 where the requested accuracy allows it."""
     kind = system_kind(A, limit)
     if kind == "iterative":
         return IterativeSystem(A, grows=p > 2)
-    return RowSystem.of(A, p == 2, brisk) if kind == "rows" else ColumnSystem(A)
+    return RowSystem.of(A, p == 2, allow_float32) if kind == "rows" else ColumnSystem(A)
 
 
 @dataclass
@@ -68,11 +68,11 @@ class RowSystem:
     """K itself, m x m, by Cholesky.
 
     The large temporaries are kept from step to step, and handed on when the system shrinks:
-    allocating them anew costs more in page faults than the arithmetic done on them. At p = 2
+    allocating them again costs more in page faults than the arithmetic done on them. At p = 2
     only e changes, and K keeps the rest.
     """
 
-    A: Blocks
+    A: ConstraintMatrix
     constant: bool  # h never changes
     space: list[Tensor]  # the flat memory of the next three
     scaled: Tensor  # (B, rows of blocks at a time, n, R, a)
@@ -80,15 +80,15 @@ class RowSystem:
     L: Tensor  # (B, m, m), its Cholesky factor
     gram: Tensor  # (B, m), the diagonal of A diag(h) A' in the last factor
     pairs: Tensor  # (B, n, n, c): right_i o right_j
-    coarse: RowSystem | None  # the same in float32, while that is enough
+    float32: RowSystem | None  # the same in float32, while that is enough
     filled: bool = False  # K holds A diag(h) A' but for its diagonal, once and for all
     steps: int = 0
 
     @staticmethod
     def of(
-        A: Blocks,
+        A: ConstraintMatrix,
         constant: bool = False,
-        brisk: bool = False,
+        allow_float32: bool = False,
         space: list[Tensor] | None = None,
     ) -> RowSystem:
         B, n, R, a = A.left.shape
@@ -99,17 +99,17 @@ class RowSystem:
         space = space or [A.left.new_empty(math.prod(shape)) for shape in shapes]
         views = zip(space, shapes, strict=True)
         scaled, K, L = (flat[: math.prod(shape)].view(shape) for flat, shape in views)
-        coarse = None
-        if brisk:
-            single = Blocks(A.left.float(), A.right.float())
-            coarse = RowSystem.of(single, constant, space=[x.view(torch.float32) for x in space])
+        float32 = None
+        if allow_float32:
+            single = ConstraintMatrix(A.left.float(), A.right.float())
+            float32 = RowSystem.of(single, constant, space=[x.view(torch.float32) for x in space])
         pairs = A.right[:, :, None] * A.right[:, None]
         gram = A.left.new_empty(B, n * R)
-        return RowSystem(A, constant, space, scaled, K, L.mT, gram, pairs, coarse)
+        return RowSystem(A, constant, space, scaled, K, L.mT, gram, pairs, float32)
 
-    def narrow(self, A: Blocks) -> RowSystem:
+    def keep_rows(self, A: ConstraintMatrix) -> RowSystem:
         """The system of A, which has fewer rows, in the same memory."""
-        return RowSystem.of(A, self.constant, self.coarse is not None, self.space)
+        return RowSystem.of(A, self.constant, self.float32 is not None, self.space)
 
     def take(self, keep: Tensor) -> RowSystem:
         A = self.A.take(keep)
@@ -121,17 +121,17 @@ class RowSystem:
             scaled=self.scaled[:B],
             K=self.K[keep] if self.filled else self.K[:B],
             L=self.L[:B],
-            coarse=None if self.coarse is None else self.coarse.take(keep),
+            float32=None if self.float32 is None else self.float32.take(keep),
             gram=self.gram[keep],
         )
 
     def factor(self, h: Tensor, e: Tensor, tol: float) -> Solver:
-        if self.coarse is not None:
-            if tol >= SINGLE:
-                solve = self.coarse.factor(h.float(), e.float(), tol)
-                self.gram = self.coarse.gram
+        if self.float32 is not None:
+            if tol >= FLOAT32_ACCURACY:
+                solve = self.float32.factor(h.float(), e.float(), tol)
+                self.gram = self.float32.gram
                 return lambda r, guess, tol: solve(r.float(), None, tol).double()
-            self.coarse = None  # never again
+            self.float32 = None  # never again
         diagonal = self.K.diagonal(dim1=-2, dim2=-1)
         if not self.filled:
             self._fill(h)
@@ -168,7 +168,7 @@ class ColumnSystem:
     in M to rounding as soon as some e are tiny.
     """
 
-    A: Blocks
+    A: ConstraintMatrix
     steps: int = 0
 
     def take(self, keep: Tensor) -> ColumnSystem:
@@ -222,7 +222,7 @@ class IterativeSystem:
     size doubles when the steps become many.
     """
 
-    A: Blocks
+    A: ConstraintMatrix
     grows: bool  # whether S may be other than empty
     steps: int = 0
     heavy: int = 0  # the size of S

@@ -7,15 +7,15 @@ import math
 import torch
 from torch import Tensor
 
-from mirrorhead.margin.interior_point import Outcome
-from mirrorhead.margin.interior_point import solve as solve_lp
-from mirrorhead.margin.operator import Blocks
-from mirrorhead.margin.systems import LAST_RESORT, cholesky, cholesky_solve
+from mirrorhead.margin._constraints import ConstraintMatrix
+from mirrorhead.margin._interior_point import SolverResult
+from mirrorhead.margin._interior_point import solve as solve_lp
+from mirrorhead.margin._linear_systems import LAST_RESORT, cholesky, cholesky_solve
 
 MAX_ITERATIONS = 200
 
 
-def solve(A: Blocks, b: Tensor, tol: float) -> Outcome:
+def solve(A: ConstraintMatrix, b: Tensor, tol: float) -> SolverResult:
     r"""Certified nuclear-norm solutions, one problem at a time.
 
     The dual is max b' lam subject to ||S||_op <= 1, S = A' lam, lam >= 0, with as many
@@ -35,18 +35,18 @@ def solve(A: Blocks, b: Tensor, tol: float) -> Outcome:
         raise ValueError(
             f"norm='nuclear' takes at most {LAST_RESORT} constraints a problem, got {A.rows}"
         )
-    outcome = solve_lp(A, b, 2.0, 1e-2)
+    result = solve_lp(A, b, 2.0, 1e-2)
     n, R, a = A.left.shape[1:]
     for k in range(A.batch):
-        if math.isfinite(float(outcome.gap[k])):
+        if math.isfinite(float(result.gap[k])):
             live = b[k] > 0  # padding is no constraint, and has no multiplier
             left = A.left[k].reshape(n * R, a)[live]
             right = A.right[k].repeat_interleave(R, 0)[live]
-            w, lam, gap, iterations = _follow(left, right, b[k, live], outcome.lam[k, live], tol)
-            outcome.w[k], outcome.gap[k] = w, gap
-            outcome.lam[k] = torch.zeros_like(b[k]).masked_scatter_(live, lam)
-            outcome.iterations[k] += iterations
-    return outcome
+            w, lam, gap, iterations = _follow(left, right, b[k, live], result.lam[k, live], tol)
+            result.w[k], result.gap[k] = w, gap
+            result.lam[k] = torch.zeros_like(b[k]).masked_scatter_(live, lam)
+            result.iterations[k] += iterations
+    return result
 
 
 def _follow(

@@ -4,27 +4,41 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mirrorhead.margin.certificate import FARKAS, Norm, certify, support_excess
-from mirrorhead.margin.constraints import attention_constraints, svm_constraints
+from mirrorhead.margin._certificate import FARKAS, Norm, certify, support_excess
+from mirrorhead.margin._constraints import attention_constraints, svm_constraints
 
 # Numbers recomputed from the same W, dual and data differ by less than this, relatively.
 ROUNDED = 1e-11
-STATUSES = ("optimal", "infeasible", "unfinished")
+
+
+class Status(IntEnum):
+    """What is proved about a problem; the words of `MarginSolution.status` are these names."""
+
+    OPTIMAL = 0
+    INFEASIBLE = 1
+    UNFINISHED = 2
+
+    @property
+    def word(self) -> str:
+        return self.name.lower()
 
 
 @dataclass(frozen=True, eq=False)
 class Check:
     """What `MarginSolution.check` found. All fields have the shape of the batch.
 
-    valid: the claim of the status holds, and norm, gap, the scale of dual and support are those of
-    W, dual and the data; margin: the smallest constraint value, at least 1 up
-    to rounding when optimal; gap: ||W|| against the dual's bound, with any violation counted;
-    farkas: how near A' dual is to zero, in units of the rows.
+    valid: the status is proved, and norm, gap, support and the scale of dual are those that W,
+        dual and the data give.
+    margin: the smallest constraint value, at least 1 up to rounding where optimal.
+    gap: ||W|| relative to the dual's lower bound, less 1, for W scaled to margin 1 if its margin
+        is below 1.
+    farkas: ||A' dual||_2 relative to the rows; 0 proves infeasibility.
     """
 
     valid: Tensor
@@ -69,7 +83,7 @@ class MarginSolution:
     p: float
     tol: float
     kind: Norm
-    codes: Tensor  # (...), index into STATUSES
+    codes: Tensor  # (...), values of `Status`
 
     @property
     def v(self) -> Tensor:
@@ -84,7 +98,7 @@ class MarginSolution:
     @property
     def optimal(self) -> Tensor:
         """(...) bool, True where the status is "optimal"."""
-        return self.codes == 0
+        return self.codes == Status.OPTIMAL
 
     def check(self, *data: Tensor, mask: Tensor | None = None) -> Check:
         """Derive everything else from W, dual and the data alone, and compare.
@@ -123,7 +137,9 @@ class MarginSolution:
         )
         optimal = known & signs & (proof.margin >= 1 - self.tol) & (gap <= self.tol)
         infeasible = ~known & signs & (proof.farkas <= FARKAS)
-        valid = stated & torch.where(codes == 0, optimal, torch.where(codes == 1, infeasible, True))
+        valid = stated & torch.where(
+            codes == Status.OPTIMAL, optimal, (codes == Status.UNFINISHED) | infeasible
+        )
         valid, margin, gap, farkas = (
             x.reshape(self.norm.shape) for x in (valid, proof.margin, gap, proof.farkas)
         )
@@ -137,8 +153,8 @@ class MarginSolution:
                 f"MarginSolution({norm}, W {shape}, {self.status}, norm {float(self.norm):.6g}, "
                 f"gap {float(self.gap):.1e}, {int(self.iterations)} iterations)"
             )
-        counts = [int((self.codes == k).sum()) for k in range(3)]
-        words = ", ".join(f"{c} {s}" for c, s in zip(counts, STATUSES, strict=True) if c)
+        counts = {status.word: int((self.codes == status).sum()) for status in Status}
+        words = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
         return f"MarginSolution({norm}, W {shape}, {words or 'empty'}, gap up to {_most(self.gap)})"
 
 
@@ -148,7 +164,7 @@ def _near(x: Tensor, y: Tensor, tol: float = ROUNDED) -> Tensor:
 
 
 def _words(codes: Any) -> Any:
-    return [_words(c) for c in codes] if isinstance(codes, list) else STATUSES[codes]
+    return [_words(c) for c in codes] if isinstance(codes, list) else Status(codes).word
 
 
 def _most(x: Tensor) -> str:

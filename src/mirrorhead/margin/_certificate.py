@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mirrorhead.margin.constraints import Constraints
+from mirrorhead.margin._constraints import Constraints
 from mirrorhead.potentials import dual_exponent, power
 
 # A' lam counts as zero when its norm is below this part of sum lam ||row||_2.

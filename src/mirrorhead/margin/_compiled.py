@@ -2,7 +2,7 @@
 
 native/margin.c holds all steps of one problem; torch calls would take most of a small problem's
 time. It takes BLAS and LAPACK from scipy, at the addresses that scipy gives to Cython. Where the
-C library is missing, or a problem is large or on a GPU, `interior_point.py` takes the same steps
+C library is missing, or a problem is large or on a GPU, `_interior_point.py` takes the same steps
 in torch.
 """
 
@@ -13,29 +13,41 @@ import functools
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum
 
 import torch
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from mirrorhead import native
-from mirrorhead.margin.operator import Blocks
-from mirrorhead.margin.step import Pace
-from mirrorhead.margin.systems import DENSE_LIMIT, system_kind
+from mirrorhead.margin._constraints import ConstraintMatrix
+from mirrorhead.margin._linear_systems import DENSE_LIMIT, system_kind
+from mirrorhead.margin._newton_step import Schedule
 
 AT_ONCE = 64  # problems in one call
 
 
-@dataclass(frozen=True)
-class Narrowing:
-    """When rows are left out, and which; the names are explained in `interior_point.py`."""
+class Verdict(IntEnum):
+    """How a run ended: `enum verdict` of native/margin.c."""
 
-    below: float
-    loose: float
-    worth: float
+    INCONCLUSIVE = 0
+    SOLVED = 1
+    INFEASIBLE = 2
+    LOST = 3  # overflow before any point was found
+
+
+@dataclass(frozen=True)
+class RowDropping:
+    """When rows are dropped, and which."""
+
+    below: float  # only once the gap is below this,
+    ratio: float  # those with u / lam above this times their entry of diag(A diag(h) A'),
+    most_kept: float  # if at most this fraction remains
 
 
 class _Rule(ctypes.Structure):
+    """`struct rule` of native/margin.c."""
+
     _fields_ = [
         *((name, ctypes.c_double) for name in ("factor", "threshold", "floor", "infeasible")),
         *((name, ctypes.c_double) for name in ("narrow_below", "loose", "worth")),
@@ -44,7 +56,7 @@ class _Rule(ctypes.Structure):
 
 
 @dataclass(frozen=True, eq=False)
-class Ended:
+class KernelResult:
     """Where the runs of a batch ended; w, lam and gap say nothing where `lost`."""
 
     w: Tensor  # (B, N)
@@ -56,25 +68,25 @@ class Ended:
     iterations: Tensor  # (B,)
 
 
-def serves(A: Blocks, pace: Pace) -> bool:
-    """Whether the kernel solves problems of this size and place, and can be had here."""
-    small = A.rows <= DENSE_LIMIT and system_kind(A, pace.dense) == "rows"
+def can_solve(A: ConstraintMatrix, schedule: Schedule) -> bool:
+    """Whether the kernel is available and solves problems of this size on this device."""
+    small = A.rows <= DENSE_LIMIT and system_kind(A, schedule.dense_limit) == "rows"
     return small and A.left.device.type == "cpu" and _solver() is not None
 
 
-def run(
-    A: Blocks,
+def solve(
+    A: ConstraintMatrix,
     b: Tensor,
     p: float,
     tol: float,
-    pace: Pace,
+    schedule: Schedule,
     start: tuple[Tensor, Tensor] | None,
     infeasible: float,
-    narrowing: Narrowing,
-) -> Ended:
-    """All problems of a batch, one after the other, each until it ends."""
+    dropping: RowDropping,
+) -> KernelResult:
+    """Solve the problems of a batch one after the other."""
     solve_margins = _solver()
-    assert solve_margins is not None, "call serves first"
+    assert solve_margins is not None, "call can_solve first"
     B, n, R, a = A.left.shape
     c = A.right.shape[2]
     data = [x.contiguous() for x in (A.left, A.right, b)]
@@ -83,14 +95,14 @@ def run(
     gap = b.new_empty(B)
     verdict, iterations = (torch.empty(B, dtype=torch.int64) for _ in range(2))
     rule = _Rule(
-        pace.factor,
-        pace.threshold,
-        pace.floor,
+        schedule.factor,
+        schedule.threshold,
+        schedule.floor,
         infeasible,
-        narrowing.below,
-        narrowing.loose,
-        narrowing.worth,
-        pace.iterations,
+        dropping.below,
+        dropping.ratio,
+        dropping.most_kept,
+        schedule.iterations,
     )
     tensors = (*data, w, lam, gap, verdict, iterations)
     with _blas().limit(limits=1):  # on such sizes more threads wait for each other
@@ -100,7 +112,15 @@ def run(
             warm = start is not None
             if solve_margins(*pointers, *sizes, p, tol, warm, ctypes.byref(rule)):
                 raise MemoryError("no memory for the working space of one problem")
-    return Ended(w, lam, gap, verdict == 1, verdict == 2, verdict == 3, iterations)
+    return KernelResult(
+        w,
+        lam,
+        gap,
+        solved=verdict == Verdict.SOLVED,
+        infeasible=verdict == Verdict.INFEASIBLE,
+        lost=verdict == Verdict.LOST,
+        iterations=iterations,
+    )
 
 
 @functools.cache

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 from scipy import optimize, sparse
 from torch import Tensor
 
-from mirrorhead.margin.interior_point import Outcome
-from mirrorhead.margin.interior_point import solve as solve_lp
-from mirrorhead.margin.operator import Blocks
+from mirrorhead.margin._constraints import ConstraintMatrix
+from mirrorhead.margin._interior_point import SolverResult
+from mirrorhead.margin._interior_point import solve as solve_lp
 
 # HiGHS wants the matrix; beyond this many entries (800 MB) a p near the limit serves better.
 MAX_ENTRIES = 100_000_000
 
 
-def solve(A: Blocks, b: Tensor, p: float) -> Outcome:
+def solve(A: ConstraintMatrix, b: Tensor, p: float) -> SolverResult:
     r"""min ||w||_1 (p = 1) or ||w||_inf (p = inf) subject to A w >= b, one problem at a time.
 
     p = 1 splits w = w+ - w-; p = inf bounds -t <= w <= t and minimises t. The multipliers of
@@ -29,14 +27,7 @@ def solve(A: Blocks, b: Tensor, p: float) -> Outcome:
             f"p={p:g} needs the constraint matrix, here {A.rows} x {A.columns}; at most "
             f"{MAX_ENTRIES:.0e} entries are allowed. Use p=1.02 or p=100 instead"
         )
-    outcome = Outcome(
-        w=b.new_zeros(A.batch, A.columns),
-        lam=torch.zeros_like(b),
-        gap=b.new_full((A.batch,), math.inf),
-        infeasible=torch.zeros(A.batch, dtype=torch.bool, device=b.device),
-        iterations=torch.zeros(A.batch, dtype=torch.long, device=b.device),
-        inner=torch.zeros(A.batch, dtype=torch.long, device=b.device),
-    )
+    result = SolverResult.empty(A, b)
     everything = torch.arange(A.rows, device=b.device).unsqueeze(0)
     for k in range(A.batch):
         one = A.take(slice(k, k + 1))
@@ -44,18 +35,18 @@ def solve(A: Blocks, b: Tensor, p: float) -> Outcome:
         bound = b[k].cpu().numpy()
         matrix = one.take_rows(everything)[0].cpu().numpy()[live] / bound[live, None]
         found = _linear_program(matrix, p)
-        outcome.iterations[k] = int(found.nit)
+        result.iterations[k] = int(found.nit)
         if found.status == 0:
             w = found.x[: A.columns]
             w = w - found.x[A.columns :] if p == 1 else w
-            outcome.w[k] = torch.from_numpy(w)
+            result.w[k] = torch.from_numpy(w)
             lam = np.zeros(A.rows)
             lam[live] = np.maximum(-found.ineqlin.marginals[: len(matrix)], 0) / bound[live]
-            outcome.lam[k] = torch.from_numpy(lam)
+            result.lam[k] = torch.from_numpy(lam)
         else:
             proof = solve_lp(one, b[k : k + 1], 2.0, 1e-9)
-            outcome.infeasible[k], outcome.lam[k] = proof.infeasible[0], proof.lam[0]
-    return outcome
+            result.infeasible[k], result.lam[k] = proof.infeasible[0], proof.lam[0]
+    return result
 
 
 def _linear_program(matrix: np.ndarray, p: float) -> optimize.OptimizeResult:

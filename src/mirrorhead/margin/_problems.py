@@ -9,14 +9,17 @@ import torch
 from torch import Tensor
 
 from mirrorhead._checks import is_number
-from mirrorhead.margin import limits
-from mirrorhead.margin import nuclear as nuclear_norm
-from mirrorhead.margin.certificate import FARKAS, Norm, certify, support_excess
-from mirrorhead.margin.constraints import Constraints, attention_constraints, svm_constraints
-from mirrorhead.margin.interior_point import Outcome
-from mirrorhead.margin.interior_point import solve as solve_lp
-from mirrorhead.margin.operator import Blocks
-from mirrorhead.margin.solution import MarginSolution
+from mirrorhead.margin import _linear_programs, _nuclear_norm
+from mirrorhead.margin._certificate import FARKAS, Norm, certify, support_excess
+from mirrorhead.margin._constraints import (
+    ConstraintMatrix,
+    Constraints,
+    attention_constraints,
+    svm_constraints,
+)
+from mirrorhead.margin._interior_point import SolverResult
+from mirrorhead.margin._interior_point import solve as solve_lp
+from mirrorhead.margin._solution import MarginSolution, Status
 from mirrorhead.potentials import check_p
 
 
@@ -103,7 +106,7 @@ def _solve(
     norms = norms.where(problem.live, math.inf)
     free = ~problem.live.any(-1)  # nothing is asked
     hopeless = (norms == 0).any(-1)  # 0 >= 1 is asked
-    outcome = Outcome(
+    result = SolverResult(
         w=norms.new_zeros(problem.A.batch, problem.A.columns),
         # For a row of zeros the certificate is the unit vector of that row.
         lam=(norms == 0).to(norms.dtype) / (norms == 0).sum(-1, keepdim=True).clamp_min(1),
@@ -120,19 +123,19 @@ def _solve(
             begin = None if begin is None else (begin[0][todo], begin[1][todo])
         found = _solve_scaled(A, part, p, tol, nuclear, begin)
         for name in ("w", "gap", "infeasible", "iterations", "inner"):
-            getattr(outcome, name)[todo] = getattr(found, name)
-        outcome.lam[todo] = found.lam / part
-    return _conclude(problem, outcome, free, tol, Norm(p, nuclear))
+            getattr(result, name)[todo] = getattr(found, name)
+        result.lam[todo] = found.lam / part
+    return _conclude(problem, result, free, tol, Norm(p, nuclear))
 
 
 def _solve_scaled(
-    A: Blocks,
+    A: ConstraintMatrix,
     norms: Tensor,
     p: float,
     tol: float,
     nuclear: bool,
     start: tuple[Tensor, Tensor] | None,
-) -> Outcome:
+) -> SolverResult:
     """Scale the rows to norm 1 and the right-hand side to maximum 1, then solve."""
     padding = norms == math.inf
     least = norms.amin(-1, keepdim=True)
@@ -140,31 +143,33 @@ def _solve_scaled(
     if start is not None:
         start = (start[0], start[1] * norms.where(~padding, 0.0))
     if nuclear:
-        return nuclear_norm.solve(A.unit_rows(), b, 0.5 * tol)
+        return _nuclear_norm.solve(A.unit_rows(), b, 0.5 * tol)
     if p in (1, math.inf):
-        return limits.solve(A.unit_rows(), b, p)
+        return _linear_programs.solve(A.unit_rows(), b, p)
     # The last step overshoots anyway, and rounding must not spoil the gap found from the data.
     return solve_lp(A.unit_rows(), b, p, 0.5 * tol, start)
 
 
 def _conclude(
-    problem: Constraints, outcome: Outcome, free: Tensor, tol: float, norm: Norm
+    problem: Constraints, result: SolverResult, free: Tensor, tol: float, norm: Norm
 ) -> MarginSolution:
     """Certify from the original data, and let that decide the status."""
     A, lead = problem.A, problem.lead
-    lam = outcome.lam * problem.live
-    margin = torch.where(problem.live, A.apply(outcome.w), math.inf).amin(-1)
+    lam = result.lam * problem.live
+    margin = torch.where(problem.live, A.apply(result.w), math.inf).amin(-1)
     found = (margin > 0) & ~free
-    W = torch.where(found.unsqueeze(-1), outcome.w / margin.unsqueeze(-1), 0.0)
+    W = torch.where(found.unsqueeze(-1), result.w / margin.unsqueeze(-1), 0.0)
     mass = lam.sum(-1)
     # Feasible: A' lam gets norm 1, that is, the sum is the lower bound. Infeasible: sum 1.
-    pulled = norm.dual(A.adjoint(lam).view(A.batch, A.left.shape[3], A.right.shape[2]))
-    total = torch.where(outcome.infeasible, mass, pulled)
+    pulled = norm.dual(A.adjoint(lam).view(A.batch, *problem.matrix))
+    total = torch.where(result.infeasible, mass, pulled)
     dual = torch.where(total > 0, 1 / total, 0.0).unsqueeze(-1) * lam
     proof = certify(problem, W, dual, norm)  # of what will be handed out, to the last bit
     gap = proof.gap_as_is()
-    infeasible = outcome.infeasible & (proof.farkas <= FARKAS)
-    optimal = ~infeasible & (gap <= tol)
+    infeasible = result.infeasible & (proof.farkas <= FARKAS)
+    codes = torch.full_like(result.iterations, Status.UNFINISHED)
+    codes[gap <= tol] = Status.OPTIMAL
+    codes[infeasible] = Status.INFEASIBLE
     found = (free | found) & ~infeasible
     support = (support_excess(problem, W, dual) > 0) & found.unsqueeze(-1)
     size = torch.where(free, 0.0, proof.upper)
@@ -174,12 +179,12 @@ def _conclude(
         dual=problem.spread(dual),
         gap=gap.where(~infeasible, math.inf).reshape(lead),
         support=problem.spread(support.to(lam.dtype)).bool(),
-        iterations=outcome.iterations.reshape(lead),
-        inner_iterations=outcome.inner.reshape(lead),
+        iterations=result.iterations.reshape(lead),
+        inner_iterations=result.inner.reshape(lead),
         p=norm.p,
         tol=tol,
         kind=norm,
-        codes=torch.where(optimal, 0, torch.where(infeasible, 1, 2)).reshape(lead),
+        codes=codes.reshape(lead),
     )
 
 

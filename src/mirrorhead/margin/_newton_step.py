@@ -1,0 +1,322 @@
+r"""One predictor-corrector step of the interior point method, for a batch of problems.
+
+Vectors are (B, N) or (B, m), scalars (B, 1). native/margin.c takes the same steps in C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from mirrorhead.margin._constraints import ConstraintMatrix
+from mirrorhead.margin._linear_systems import System
+
+# Entries below this count as zero: the logarithm stays finite, and every power of them is 0.
+_TINY = 1e-290
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How fast the exponent moves from 2 to p while the barrier parameter falls."""
+
+    factor: float  # p - 1 changes by at most this factor per step,
+    threshold: float  # only while the gap is below this,
+    floor: float  # and the barrier falls by at most this factor meanwhile
+    iterations: int  # at most this many steps
+    dense_limit: int  # the linear systems are factored up to this size
+    shortcuts: bool = False  # use float32 and fewer rows where that seems to be enough
+
+
+@dataclass(frozen=True, eq=False)
+class Iterate:
+    """A point, normalised to ||w||_p = 1 and <w, s> = 1, with s = A' lam and aw = A w."""
+
+    w: Tensor  # (B, N)
+    aw: Tensor  # (B, m)
+    u: Tensor  # (B, m), slack: A w - u = beta b with a free scale beta
+    s: Tensor  # (B, N)
+    lam: Tensor  # (B, m)
+    p: Tensor  # (B, 1), the current exponent
+    log_w: Tensor  # (B, N), log |w|
+    log_s: Tensor  # (B, N), log |s|
+    log_dual_norm: Tensor  # (B, 1), log ||s||_q, which is >= 0
+
+    def take(self, keep: Tensor) -> Iterate:
+        return Iterate(*(getattr(self, field.name)[keep] for field in fields(self)))
+
+    def gap(self, pairing: Tensor, margin: Tensor) -> Tensor:
+        """The relative gap, from pairing = <b, lam> and the margin of w, (B, 1) each.
+
+        ||s||_q / <b, lam> bounds the margin of every w of norm 1.
+        """
+        return torch.expm1(self.log_dual_norm - torch.log(pairing * margin.clamp_min(0)))
+
+
+def starting_point(
+    A: ConstraintMatrix,
+    b: Tensor,
+    p: float,
+    schedule: Schedule,
+    start: tuple[Tensor, Tensor] | None,
+) -> Iterate:
+    """Return a centred point: from the data alone at an exponent near 2, or near a solution."""
+    share = b.clamp_min(0) / b.clamp_min(0).square().sum(-1, keepdim=True)
+    share = share.where(b > 0, 0.01 / b.shape[-1])  # padding starts near its final value, 0
+    if start is None:
+        slack, lam = 0.5, share
+        exponent = _towards(p, b.new_full((A.batch, 1), 2.0), schedule)
+        if p < 2:  # where a longer first move does no harm
+            exponent = _towards(p, exponent, schedule)
+    else:
+        slack = 0.05
+        lam = (1 - slack) * start[1] / _dot(b, start[1]) + slack * share
+        exponent = b.new_full((A.batch, 1), p)
+    s = A.adjoint(lam)
+    w = _inverse_mirror(s, exponent) if start is None else start[0]
+    aw = A.apply(w)
+    x = normalised(w, aw, aw, s, lam, exponent, p)
+    beta = (1 - slack) / _dot(b, x.lam)
+    least = 0.1 * slack / (b.shape[-1] * x.lam)
+    return replace(x, u=torch.maximum(x.aw - beta * b, least))
+
+
+def newton_step(
+    x: Iterate,
+    A: ConstraintMatrix,
+    b: Tensor,
+    system: System,
+    p: float,
+    schedule: Schedule,
+    gap: Tensor,
+) -> Iterate:
+    """Take one predictor-corrector step from x, after moving the exponents that may move.
+
+    gap: (B, 1), that of x.
+    """
+    moving = x.p != p
+    any_moves = bool(moving.any())
+    if any_moves:
+        ready = moving & (gap < schedule.threshold)
+        x = _at_exponent(x, torch.where(ready, _towards(p, x.p, schedule), x.p))
+    q = x.p / (x.p - 1)
+    product = x.lam * x.u
+    complementarity = _sum(product)
+    # On the central path <lam, A w - u> = beta <lam, b>, and <lam, A w> = <s, w> = 1.
+    target = (1 - complementarity).clamp_min(0.1) / _dot(b, x.lam) * b
+    # sum |w|^p/p + |s|^q/q - w s, the Fenchel gap of w = psi(s), in the current normalisation.
+    fenchel = torch.expm1(q * x.log_dual_norm) / q
+    mirror = linearised_mirror_map(x.w, x.s, x.log_w, x.log_s, x.p, gap, p)
+    accuracy = min(max(0.1 * float(gap.min()), 1e-8), 1e-2)
+    solve = system.factor(mirror.h, x.u / x.lam, accuracy)
+    residual = target - x.aw - A.apply(mirror.rho)
+
+    # Predictor: straight at the solution. With r = dlam/lam, complementarity asks for
+    # du/u = -(1 + r). The length of this step decides how much to centre.
+    dlam = solve(residual, None, 1e-2)
+    r = dlam / x.lam
+    dual, primal = _longest_step(r.amin(-1, True)), _longest_step(-1 - r.amax(-1, True))
+    after = _sum(product * (1 + dual * r) * (1 - primal - primal * r))
+    sigma = (after / complementarity).clamp_max(1) ** 4
+    if any_moves:
+        sigma = torch.where(moving, sigma.clamp_min(schedule.floor), sigma)
+    # Without the Fenchel gap, complementarity would fall faster than the error of w = psi(s).
+    mu = sigma * (complementarity + fenchel) / b.shape[-1]
+
+    # Corrector. The second-order term is scaled by the length of the predictor: in full it can
+    # turn the step uphill where the predictor was short.
+    push = torch.addcmul(mu / x.lam, dual * x.u, r * (1 + r))
+    dlam = solve(residual + push, dlam, accuracy)
+    r = dlam / x.lam
+    du = push - x.u * (1 + r)
+    ds = A.adjoint(dlam)
+    dw = torch.addcmul(mirror.rho, mirror.h, ds)
+
+    # Nearly to the boundary, primal and dual separately; closer to it as the gap closes.
+    fraction = (1 - gap).clamp_min(0.99).clamp_max(1 - 1e-8)
+    dual = fraction * _longest_step(r.amin(-1, True))
+    primal = fraction * _longest_step((du / x.u).amin(-1, True))
+    if p < 2 and float(gap.max()) > 1e-4:
+        linear = _dot(target, dlam)
+        shrink = _backtrack(
+            lambda a: (
+                _dot(_signed_power(torch.addcmul(x.s, a, ds), q - 1), ds)
+                - linear
+                - mu * _sum(r / (1 + a * r))
+            ),
+            _dot(mirror.f, ds) - linear - mu * _sum(r),
+            dual,
+            gap > 1e-4,
+        )
+        primal, dual = primal * shrink, dual * shrink
+    elif p > 2:
+        # With the new multipliers, dw and du descend whether or not A w - u = target holds yet.
+        new_s, new_lam = x.s + ds, x.lam + dlam
+        primal = primal * _backtrack(
+            lambda a: (
+                _dot(_signed_power(torch.addcmul(x.w, a, dw), x.p - 1) - new_s, dw)
+                + _dot(new_lam - mu / torch.addcmul(x.u, a, du), du)
+            ),
+            _dot(mirror.f - new_s, dw) + _dot(new_lam - mu / x.u, du),
+            primal,
+            gap > 0,
+        )
+    w = torch.addcmul(x.w, primal, dw)
+    lam = torch.addcmul(x.lam, dual, dlam)
+    u = torch.addcmul(x.u, primal, du)
+    # Not s + dual ds: lam can change by ten decades, and s would keep its rounding errors.
+    s = A.adjoint(lam)
+    astray = _dot(w, s) <= 0
+    if bool(astray.any()):  # as happens when there is no solution: restart w from s
+        w = torch.where(astray, _inverse_mirror(s, x.p), w)
+    return normalised(w, A.apply(w), u, s, lam, x.p, p)
+
+
+def normalised(
+    w: Tensor, aw: Tensor, u: Tensor, s: Tensor, lam: Tensor, exponent: Tensor, p: float
+) -> Iterate:
+    """Scale w and lam, which keeps their directions, and take the logarithms."""
+    log_w, size = _sizes(w, exponent, p)
+    log_s, dual_size = _sizes(s, exponent / (exponent - 1), p)
+    shrink = torch.exp(-size)
+    w = w * shrink
+    pairing = _dot(w, s)
+    pairing = torch.where(pairing > 0, pairing, 1.0)  # s = 0: lam is a Farkas certificate
+    log_pairing = torch.log(pairing)
+    return Iterate(
+        w=w,
+        aw=aw * shrink,
+        u=u * shrink,
+        s=s / pairing,
+        lam=lam / pairing,
+        p=exponent,
+        log_w=log_w if p == 2 else log_w - size,
+        log_s=log_s if p == 2 else log_s - log_pairing,
+        log_dual_norm=dual_size - log_pairing,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class LinearisedMirrorMap:
+    r"""The first-order model dw = h ds + rho of the mirror map between w and s at one point.
+
+    The optimality condition s = phi(w), phi(w) = sign(w)|w|^(p-1), also reads w = psi(s),
+    psi(s) = sign(s)|s|^(q-1). Only one of the two has a bounded slope at zero, and that is
+    the one to linearise:
+
+        p <= 2:  f = psi(s),  h = (q-1)|s|^(q-2),              rho = f - w
+        p >  2:  f = phi(w),  h = (q-1) max(|f|, floor)^(q-2),  rho = h (s - f)
+
+    w is an iterate of its own in both cases. For p > 2, resetting it to psi(s) would undo what
+    the linearisation gains.
+    """
+
+    h: Tensor
+    rho: Tensor
+    f: Tensor
+
+
+def linearised_mirror_map(
+    w: Tensor, s: Tensor, log_w: Tensor, log_s: Tensor, p: Tensor, gap: Tensor, goal: float
+) -> LinearisedMirrorMap:
+    """Linearise the mirror map at (w, s), given their logarithms, for exponents p.
+
+    For p > 2, h grows without bound at w = 0. A floor of 1e-2 gap, relative to the largest
+    |phi(w)|, bounds it. All p lie between 2 and `goal`.
+    """
+    if goal == 2:
+        return LinearisedMirrorMap(torch.ones_like(s), s - w, s)
+    r = 1 / (p - 1)  # q - 1
+    if goal < 2:
+        slope = torch.exp((r - 1) * log_s)
+        f = slope * s
+        return LinearisedMirrorMap(r * slope, f - w, f)
+    log_f = (p - 1) * log_w
+    f = torch.copysign(torch.exp(log_f), w)
+    lowest = log_f.amax(-1, True) + torch.log(1e-2 * gap.clamp_max(1).clamp_min(1e-16))
+    h = r * torch.exp((r - 1) * torch.maximum(log_f, lowest))
+    return LinearisedMirrorMap(h, h * (s - f), f)
+
+
+def _backtrack(
+    slope: Callable[[Tensor], Tensor], slope_at_0: Tensor, step: Tensor, where: Tensor
+) -> Tensor:
+    """Halve the step until the barrier function no longer rises steeply; return the factor."""
+    shrink = torch.ones_like(step)
+    limit = 0.9 * slope_at_0.abs()
+    for _ in range(8):
+        steep = where & (slope(step * shrink) > limit)
+        if not bool(steep.any()):
+            break
+        shrink = torch.where(steep, 0.5 * shrink, shrink)
+    return shrink
+
+
+def _sizes(x: Tensor, exponent: Tensor, p: float) -> tuple[Tensor, Tensor]:
+    """Return log|x| and log ||x||; p = 2 does not need the former and gets x in its place."""
+    if p == 2:
+        return x, 0.5 * torch.log(_dot(x, x).clamp_min(1e-300))
+    log_x = _log_abs(x)
+    return log_x, _log_norm(log_x, exponent)
+
+
+def _at_exponent(x: Iterate, p: Tensor) -> Iterate:
+    """The same point normalised for another exponent, which needs no new logarithms."""
+    size = _log_norm(x.log_w, p)
+    grow = torch.exp(size)
+    log_s = x.log_s + size
+    return Iterate(
+        w=x.w / grow,
+        aw=x.aw / grow,
+        u=x.u / grow,
+        s=x.s * grow,
+        lam=x.lam * grow,
+        p=p,
+        log_w=x.log_w - size,
+        log_s=log_s,
+        log_dual_norm=_log_norm(log_s, p / (p - 1)),
+    )
+
+
+def _inverse_mirror(s: Tensor, p: Tensor) -> Tensor:
+    """psi(s) = sign(s)|s|^(q-1), scaled to maximum 1."""
+    log_s = _log_abs(s)
+    return torch.exp((log_s - log_s.amax(-1, True)) / (p - 1)) * torch.sign(s)
+
+
+def _towards(p: float, current: Tensor, schedule: Schedule) -> Tensor:
+    """The exponent one move nearer to p."""
+    if p < 2:
+        return ((current - 1) / schedule.factor + 1).clamp_min(p)
+    return ((current - 1) * schedule.factor + 1).clamp_max(p)
+
+
+def _longest_step(lowest: Tensor) -> Tensor:
+    """The longest step up to 1 that keeps x + a dx >= 0, from the lowest dx/x."""
+    return 1 / (-lowest).clamp_min(1)
+
+
+def _log_abs(x: Tensor) -> Tensor:
+    """log|x|, finite at zero."""
+    return torch.log(x.abs().clamp_min(_TINY))
+
+
+def _log_norm(log_x: Tensor, p: Tensor) -> Tensor:
+    """log ||x||_p from log|x|, without overflow or underflow."""
+    top = log_x.amax(-1, True)
+    return torch.log(_sum(torch.exp(p * (log_x - top)))) / p + top
+
+
+def _signed_power(x: Tensor, exponent: Tensor) -> Tensor:
+    """sign(x)|x|^exponent; exp(e log x) is four times faster than pow and accurate enough."""
+    return torch.copysign(torch.exp(exponent * _log_abs(x)), x)
+
+
+def _dot(x: Tensor, y: Tensor) -> Tensor:
+    return (x * y).sum(-1, keepdim=True)
+
+
+def _sum(x: Tensor) -> Tensor:
+    return x.sum(-1, keepdim=True)
