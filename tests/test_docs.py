@@ -181,6 +181,13 @@ def test_the_readme_points_to_files() -> None:
             assert link.startswith("https://") or (ROOT / link).exists(), link
 
 
+def test_files_named_for_contributors_exist() -> None:
+    named = re.findall(r"[\w/]+\.(?:py|c)\b", (ROOT / "CONTRIBUTING.md").read_text())
+    assert len(named) > 30
+    for file in named:
+        assert (ROOT / file).exists() or (ROOT / "src" / "mirrorhead" / file).exists(), file
+
+
 def test_every_public_name_has_its_place_in_the_reference() -> None:
     reference = "".join(page.read_text() for page in (DOCS / "api").glob("*.md"))
     documented = re.findall(r"^::: mirrorhead\.(\w+)$", reference, flags=re.M)

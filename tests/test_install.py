@@ -168,6 +168,19 @@ def test_the_command_without_the_lab_says_what_to_install() -> None:
     )
 
 
+def test_messages_name_extras_that_exist() -> None:
+    declared = (ROOT / "pyproject.toml").read_text()
+    named = {
+        extra
+        for path in (ROOT / "src").rglob("*.py")
+        for extras in re.findall(r"mirrorhead\[([\w,]+)\]", path.read_text())
+        for extra in extras.split(",")
+    }
+    assert "lab" in named
+    for extra in named:
+        assert f"\n{extra} = [" in declared, extra
+
+
 @pytest.mark.slow
 def test_the_wheel_works_alone(tmp_path: Path) -> None:
     """The wheel of `pip wheel .`, installed into an empty folder, holds library and command."""

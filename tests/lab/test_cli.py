@@ -71,7 +71,7 @@ def test_without_matplotlib(
         lambda name: None if name == "matplotlib" else real(name),
     )
     assert main(["reproduce", "--out", str(tmp_path)]) == 2
-    assert "pip install 'mirrorhead[plot]'" in capsys.readouterr().err
+    assert "pip install 'mirrorhead[lab]'" in capsys.readouterr().err
 
 
 def reproduce(out: Path, *arguments: str) -> int:

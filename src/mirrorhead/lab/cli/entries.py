@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def check_matplotlib() -> None:
     """Say how to get matplotlib, before anything is computed."""
     if find_spec("matplotlib") is None:
-        raise UserError("figures need matplotlib: pip install 'mirrorhead[plot]'")
+        raise UserError("figures need matplotlib: pip install 'mirrorhead[lab]'")
 
 
 def entry_of(run: Run, out: Path) -> Entry:
