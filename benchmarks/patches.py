@@ -21,7 +21,7 @@ import math
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.optim import AdamW, Optimizer
 
+from mirrorhead import MirrorAdam
 from mirrorhead.lab.datasets import LabelledTexts, Sentences, load_imdb, load_sentences
 from mirrorhead.lab.models.pretrained import PretrainedClassifier, accuracy, default_encoder
-from mirrorhead.lab.training.centered import CenteredAdam, sinh_link, soft_link
 from mirrorhead.lab.training.tuning import TuneSets, TuneSettings, fine_tune, patch_of
 from mirrorhead.patches import Patch
 from mirrorhead.patches.file_format import encode
@@ -149,12 +149,12 @@ def train(bench: Bench, method: str, setting: dict[str, float], size: float | No
     after: Callable[[float], None] | None = None
     lr = setting.get("lr", 0.0)
     if method == "mirror":
-        optimizer: Optimizer = CenteredAdam(
-            weights, setting["reach"], p=setting["p"], steps=bench.full_steps
+        optimizer: Optimizer = MirrorAdam(
+            weights, setting["reach"], p=setting["p"], center="init", steps=bench.full_steps
         )
     elif method in ("soft", "sinh"):
         link = soft_link(setting["threshold"]) if method == "soft" else sinh_link(setting["scale"])
-        optimizer = CenteredAdam(weights, lr, link=link)
+        optimizer = CenteredAdam(weights, lr, link)
     elif method in ("adamw", "dare", "proximal"):
         optimizer = AdamW(weights, lr, weight_decay=0.0)
         if method == "proximal":
@@ -483,7 +483,7 @@ def step(options: argparse.Namespace) -> None:
                 [weight], 1e-4, fused="fused" in name, foreach="foreach" in name
             )
         else:
-            optimizer = CenteredAdam([weight], 0.5, p=1.1, steps=100)
+            optimizer = MirrorAdam([weight], 0.5, p=1.1, center="init", steps=100)
         optimizer.step()
         times = []
         for _ in range(10):
@@ -525,6 +525,83 @@ def closest_point_error(p: float, steps: int = 200_000) -> float:
         dual -= rate * (rows.T @ residual)
     found = potential.inverse(dual).numpy()
     return float(np.linalg.norm(found - x.value) / np.linalg.norm(x.value))
+
+
+Link = Callable[[Tensor, float], Tensor]
+
+
+def lp_link(p: float) -> Link:
+    """The link of (1/p)||w - w0||_p^p up to the reach, and of degree 1 beyond."""
+
+    def link(u: Tensor, reach: float) -> Tensor:
+        scale = u.abs().max().clamp(min=reach)
+        return scale * u.sign() * (u.abs() / scale) ** (1 / (p - 1))
+
+    return link
+
+
+def soft_link(threshold: float) -> Link:
+    """Soft threshold: only a dual variable beyond the threshold moves its weight."""
+    return lambda u, reach: torch.nn.functional.softshrink(u, threshold)
+
+
+def sinh_link(scale: float) -> Link:
+    """Hyperbolic entropy: linear below `scale`, exponential above."""
+    return lambda u, reach: scale * torch.sinh((u / scale).clamp(-30, 30))
+
+
+class CenteredAdam(Optimizer):
+    """Adam's direction in the dual of any potential that is centred at the first weights w0.
+
+    u <- u - (lr / steps) d,    w = w0 + link(u, reach),    the reach being lr at the start.
+    With `lp_link` this is `MirrorAdam(center="init")`, written plainly.
+
+    Args:
+        params: the weights to tune.
+        lr: the reach.
+        link: from u and the reach to w - w0.
+        steps: the sum of the schedule.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        lr: float,
+        link: Link,
+        *,
+        steps: float = 1.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+    ) -> None:
+        defaults = {"lr": lr, "reach": lr, "steps": steps, "betas": betas, "eps": eps}
+        super().__init__(params, defaults)
+        self.link = link
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        assert closure is None
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                state = self.state[weight]
+                if not state:
+                    state["center"] = weight.detach().clone()
+                    for name in ("dual", "exp_avg", "exp_avg_sq"):
+                        state[name] = torch.zeros_like(weight, dtype=torch.float32)
+                    state["step"] = 0
+                state["step"] += 1
+                grad = weight.grad.float()
+                mean = state["exp_avg"].lerp_(grad, 1 - beta1)
+                square = state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+                root = (square / (1 - beta2 ** state["step"])).sqrt_().add_(group["eps"])
+                rate = group["lr"] / group["steps"] / (1 - beta1 ** state["step"])
+                dual = state["dual"].addcdiv_(mean, root, value=-rate)
+                change = self.link(dual, group["reach"])
+                # A change that rounds away leaves the bits of w0, a zero's sign included.
+                moved = (state["center"].float() + change).to(weight.dtype)
+                weight.copy_(torch.where(moved == state["center"], state["center"], moved))
 
 
 def main() -> None:

@@ -24,7 +24,6 @@ from transformers import (
 )
 
 import mirrorhead as mh
-from mirrorhead.lab.training.centered import CenteredAdam
 
 
 class WritePatch(TrainerCallback):
@@ -70,11 +69,12 @@ def main() -> None:
 
     # Matrices of the encoder: few shall change. The classifier is new, and trained as usual.
     matrices = [w for n, w in model.bert.encoder.named_parameters() if w.ndim == 2]
-    centered = CenteredAdam(matrices, lr=0.5, p=1.1, steps=options.steps / 2)
-    centered.add_param_group(
-        {"params": list(model.classifier.parameters()), "lr": 0.1, "reach": 0.1}
-    )
-    decay = LambdaLR(centered, lambda step: max(0.0, 1 - step / options.steps))
+    groups = [
+        {"params": matrices, "lr": 0.5, "p": 1.1, "center": "init", "steps": options.steps / 2},
+        {"params": list(model.classifier.parameters()), "lr": 1e-2, "p": 2.0},  # this is AdamW
+    ]
+    optimizer = mh.MirrorAdam(groups)
+    decay = LambdaLR(optimizer, lambda step: max(0.0, 1 - step / options.steps))
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             folder, max_steps=options.steps, report_to=[], use_cpu=True, disable_tqdm=True,
@@ -84,7 +84,7 @@ def main() -> None:
             model,
             arguments,
             train_dataset=toy_texts(256),  # type: ignore[arg-type]
-            optimizers=(centered, decay),
+            optimizers=(optimizer, decay),
             callbacks=[WritePatch(base, options.out, keep=0.02, whole="classifier.*")],
         ).train()
     print(mh.Patch.load(options.out))

@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 import torch
 
+from mirrorhead import MirrorAdam
 from mirrorhead.lab.datasets import load_own_sentences
 from tiny_bert import tiny_bert, toy_texts
 
@@ -89,3 +90,25 @@ def test_a_stopped_study_resumes(
 @pytest.mark.parametrize("p", [1.5, 2.0])
 def test_centred_mirror_descent_finds_the_closest_point(bench: ModuleType, p: float) -> None:
     assert bench.closest_point_error(p) < 1e-4
+
+
+@pytest.mark.parametrize("p", [1.05, 1.1, 1.5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_plain_form_of_the_step_is_the_optimizers(
+    bench: ModuleType, p: float, dtype: torch.dtype
+) -> None:
+    start = torch.randn(50).to(dtype)
+    plain, ours = torch.nn.Parameter(start.clone()), torch.nn.Parameter(start.clone())
+    # Twice as many steps as announced, so that the largest dual variable passes the reach.
+    optimizers = (
+        bench.CenteredAdam([plain], 0.5, bench.lp_link(p), steps=10),
+        MirrorAdam([ours], 0.5, p, center="init", steps=10),
+    )
+    for step in range(20):
+        gradient = torch.linspace(-1, 1, 50) + torch.randn(50, generator=torch.manual_seed(step))
+        for weight, optimizer in zip((plain, ours), optimizers, strict=True):
+            weight.grad = gradient.to(dtype)
+            optimizer.step()
+        close = {"rtol": 1e-4 if dtype == torch.float32 else 2**-7, "atol": 1e-6}
+        torch.testing.assert_close(ours, plain, **close)
+    assert float((ours.detach() - start).abs().max()) > 0.5

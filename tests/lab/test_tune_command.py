@@ -6,16 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-import mirrorhead as mh
 from mirrorhead.lab.cli.main import main
 from mirrorhead.lab.datasets import DataError, load_own_sentences, load_sentences
 from mirrorhead.lab.models.pretrained import PretrainedClassifier, Tokens, accuracy
-from mirrorhead.lab.training.centered import CenteredAdam, lp_link
 from tiny_bert import tiny_bert, toy_texts
 
 
@@ -146,41 +141,3 @@ class TestSentences:
         (tmp_path / "own.jsonl").write_text('{"text": "fine", "label": 1}\nno\n')
         with pytest.raises(DataError, match="line 2: not JSON"):
             load_own_sentences(tmp_path / "own.jsonl")
-
-
-class TestCenteredAdam:
-    def test_starts_at_the_base_and_stays_within_reach(self) -> None:
-        weight = torch.nn.Parameter(torch.randn(50))
-        start = weight.detach().clone()
-        optimizer = CenteredAdam([weight], 0.3, p=1.1, steps=20)
-        for _ in range(20):
-            weight.grad = torch.linspace(-1, 1, 50)
-            optimizer.step()
-        moved = (weight.detach() - start).abs()
-        assert float(moved.max()) == pytest.approx(0.3, rel=1e-3)
-
-    @pytest.mark.parametrize("p", [1.05, 1.1, 1.5])
-    @pytest.mark.parametrize("steps", [10, 100, 1000])
-    def test_too_few_steps_named_do_not_explode(self, p: float, steps: int) -> None:
-        weight = torch.nn.Parameter(torch.zeros(20))
-        optimizer = CenteredAdam([weight], 0.5, p=p, steps=steps / 4)
-        for _ in range(steps):
-            weight.grad = torch.linspace(-1, 1, 20)
-            optimizer.step()
-        # The sum of all steps is four reaches: the bound of the link of degree 1.
-        assert 0.5 <= float(weight.detach().abs().max()) <= 2.01
-
-    def test_a_change_that_rounds_away_leaves_the_bits(self) -> None:
-        start = torch.tensor([1.0, -1.0, 0.0, -0.0]).bfloat16()
-        weight = torch.nn.Parameter(start.clone())
-        optimizer = CenteredAdam([weight], 0.5, p=1.1, steps=100)
-        weight.grad = torch.ones(4).bfloat16()
-        optimizer.step()  # moves by 0.5 * 0.01^10
-        assert mh.Patch.between({"w": start[:2]}, {"w": weight.detach()[:2]}).count == 0
-
-    @given(st.floats(1.05, 2.0), st.floats(0.01, 10))
-    def test_the_link_is_the_inverse_mirror_map_within_reach(self, p: float, reach: float) -> None:
-        u = torch.linspace(-1, 1, 9).double() * reach
-        dual = torch.linspace(-1, 1, 9).double()
-        expected = reach * mh.PNorm(p).inverse(dual)
-        torch.testing.assert_close(lp_link(p)(u, reach), expected)

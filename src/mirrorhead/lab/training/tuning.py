@@ -13,7 +13,7 @@ from torch.optim import AdamW, Optimizer
 
 from mirrorhead.lab.datasets.sentences import Sentences
 from mirrorhead.lab.models.pretrained import HEAD, PretrainedClassifier, Tokens, accuracy
-from mirrorhead.lab.training.centered import CenteredAdam
+from mirrorhead.optim import MirrorAdam
 from mirrorhead.patches import Patch
 
 #: Shares of the fine-tuned weights for which a patch is scored.
@@ -128,9 +128,8 @@ def fine_tune(
     factors = [schedule(step, steps, settings.warmup) for step in range(steps)]
     if optimizer is None:
         reach = settings.reach or default_reach(settings.p)
-        optimizer = CenteredAdam(
-            model.train_matrices().values(), reach, p=settings.p, steps=sum(factors)
-        )
+        matrices = list(model.train_matrices().values())
+        optimizer = MirrorAdam(matrices, reach, settings.p, center="init", steps=sum(factors))
     head = AdamW(model.head.parameters(), settings.head_lr, weight_decay=0.0)
     rates = [(group, group["lr"]) for o in (optimizer, head) for group in o.param_groups]
     result = TuneResult()
