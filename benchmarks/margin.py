@@ -38,7 +38,7 @@ PEER_CASES = {
 }
 PEER_SECONDS, PEER_GB = 300, 12
 TEN_P = (1.05, 1.1, 1.25, 1.5, 1.75, 2.0, 3.0, 5.0, 10.0, 20.0)
-BARS: list[bool] = []  # whether each bar of the tables so far is met
+TARGETS: list[bool] = []  # whether each bar of the tables so far is met
 Data = tuple[Tensor, Tensor, Tensor]
 
 
@@ -59,13 +59,13 @@ def main() -> None:
     for name, table in tables.items():
         if options.only in (None, name):
             table(options)
-    if BARS:
-        print(f"\nbars met: {sum(BARS)}, bars missed: {len(BARS) - sum(BARS)}")
+    if TARGETS:
+        print(f"\ntargets met: {sum(TARGETS)}, targets missed: {len(TARGETS) - sum(TARGETS)}")
 
 
 def small(_: argparse.Namespace) -> None:
     print("\n## (n,T,d) = (6,8,10), 100 problems in one call; ms a problem\n")
-    header("p", "ours", "iterations", "cvxpy vector", "ratio", "cvxpy authors", "ratio", "bars")
+    header("p", "ours", "iterations", "cvxpy vector", "ratio", "cvxpy authors", "ratio", "targets")
     X, z, tokens = data(100, 6, 8, 10)
     for p in TEN_P:
         solution, before = timed(lambda p=p: mh.attention_svm(X, z, tokens, p), repeat=7)
@@ -75,7 +75,7 @@ def small(_: argparse.Namespace) -> None:
         authors = 1e3 * per_problem(as_authors, X, z, tokens, p, solution.norm, 4)
         after = timed(lambda p=p: mh.attention_svm(X, z, tokens, p), repeat=7)[1]
         ours = 1e3 * (before + after) / 2 / 100
-        met = bars((vector / ours, 30), (authors / ours, 100))
+        met = targets((vector / ours, 30), (authors / ours, 100))
         row(
             f"{p:g}",
             f"{ours:.3f}",
@@ -90,7 +90,7 @@ def small(_: argparse.Namespace) -> None:
 
 def middle(_: argparse.Namespace) -> None:
     print("\n## (n,T,d) = (20,20,30), one problem; seconds\n")
-    header("p", "ours", "iterations", "cvxpy vector", "ratio", "bar")
+    header("p", "ours", "iterations", "cvxpy vector", "ratio", "target")
     X, z, tokens = data(1, 20, 20, 30)
     import cvxpy  # noqa: F401  the first import is not part of the first time
 
@@ -107,7 +107,7 @@ def middle(_: argparse.Namespace) -> None:
             f"{int(solution.iterations)}",
             f"{vector:.2f}",
             f"{vector / ours:.0f}x",
-            bars((vector / ours, 200)),
+            targets((vector / ours, 200)),
         )
 
 
@@ -324,12 +324,12 @@ def timed(f: Callable[[], mh.MarginSolution], repeat: int) -> tuple[mh.MarginSol
     return result, sorted(times)[len(times) // 2]
 
 
-def bars(*ratios: tuple[float, int]) -> str:
+def targets(*ratios: tuple[float, int]) -> str:
     """Which of the (ratio, least that is asked) hold; `main` counts them."""
     words = []
     for ratio, least in ratios:
         met = ratio >= least
-        BARS.append(met)
+        TARGETS.append(met)
         words.append(f"{least}x {'met' if met else 'MISSED'}")
     return ", ".join(words)
 

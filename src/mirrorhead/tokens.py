@@ -1,4 +1,4 @@
-"""Which tokens are optimal, globally and locally, and how wide the paper's cones around them are.
+"""Globally and locally optimal tokens, and the constants of the paper's cones around them.
 
 A problem here is anything with the attributes X (..., n, T, d), z (..., n, d), y (..., n) of
 +-1 and v (..., d), and perhaps a mask (..., n, T) that is False on padding; leading dimensions
@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from mirrorhead._checks import check_integer
 from mirrorhead.margin import MarginSolution, attention_svm
 from mirrorhead.margin._certificate import Norm, active_constraints
 from mirrorhead.margin._constraints import attention_constraints
@@ -169,6 +170,7 @@ def locally_optimal_sets(
     """
     if problem.X.dim() != 3:
         raise ValueError(f"X must be one problem, (n, T, d); got shape {tuple(problem.X.shape)}")
+    check_integer("limit", limit, 1)
     n, T, d = problem.X.shape
     kept = _kept(problem)
     count = math.prod(kept.sum(-1).tolist())
@@ -243,7 +245,7 @@ def cone_constants(
 
 
 def constants_at(problem: TokenProblem, tokens: Tensor, solution: MarginSolution) -> ConeConstants:
-    """`cone_constants` for a solution that is known; NaN, or without meaning, where it has none."""
+    """`cone_constants` of a known solution; NaN or meaningless where there is no solution."""
     p, kept = solution.p, _kept(problem)
     scores = token_scores(problem).to(torch.float64)
     X, z = problem.X.to(torch.float64), problem.z.to(torch.float64)

@@ -256,6 +256,8 @@ def test_bad_input():
         mh.token_scores(replace(data, y=torch.zeros(4)))
     with pytest.raises(ValueError, match=r"more than limit=10"):
         mh.locally_optimal_sets(data, 2, limit=10)
+    with pytest.raises(ValueError, match="limit must be an integer >= 1, got True"):
+        mh.locally_optimal_sets(data, 2, limit=True)
     with pytest.raises(ValueError, match="must be one problem"):
         mh.locally_optimal_sets(problem(2, 4, 5, 6)[0], 2)
     data.X[0, (tokens[0] + 1) % 5] = data.X[0, tokens[0]]

@@ -1,4 +1,4 @@
-"""Proofs that come with an answer, and can be checked from the data alone.
+"""Certificates of margin problems, computed from the data alone.
 
 For any w with A w >= 1 and any lam >= 0,
 
@@ -54,7 +54,7 @@ class Certificate:
     size: ||w||; margin: the smallest (A w)_k, inf without constraints; upper: ||w|| once scaled
     to margin 1, inf if the margin is not positive; lower: sum(lam) / ||A' lam||_*; gap:
     upper/lower - 1, so the best norm lies within a factor 1 + gap of both; farkas:
-    ||A' lam||_2 / sum(lam ||row||_2), which is zero just when lam proves infeasibility.
+    ||A' lam||_2 / sum(lam ||row||_2), which is zero if and only if lam proves infeasibility.
     """
 
     size: Tensor
@@ -65,9 +65,9 @@ class Certificate:
     farkas: Tensor
 
     def gap_as_is(self) -> Tensor:
-        """The gap of w unscaled: a margin above 1 is waste, one below 1 is paid for."""
-        waste = torch.where(self.margin < math.inf, self.margin - 1, 0.0).clamp_min(0)
-        return torch.where(waste > 0, self.gap + (1 + self.gap) * waste, self.gap)
+        """The gap of w as it is. W is not scaled down, so a margin above 1 increases the gap."""
+        surplus = torch.where(self.margin < math.inf, self.margin - 1, 0.0).clamp_min(0)
+        return torch.where(surplus > 0, self.gap + (1 + self.gap) * surplus, self.gap)
 
 
 def certify(problem: Constraints, w: Tensor, lam: Tensor, norm: Norm) -> Certificate:
@@ -156,7 +156,7 @@ def _least_value(a: Tensor, s: Tensor, total: Tensor, upper: Tensor, norm: Norm)
 
 
 def _lp(x: Tensor, p: float) -> Tensor:
-    """||x||_p of (B, a, c), by the largest entry first so that nothing over- or underflows."""
+    """||x||_p of (B, a, c), scaled by the largest entry: no overflow, no underflow."""
     size = x.abs()
     largest = size.amax((-2, -1))
     if p == math.inf:

@@ -11,7 +11,7 @@ from mirrorhead.margin._constraints import ConstraintMatrix
 from mirrorhead.margin._interior_point import SolverResult
 from mirrorhead.margin._interior_point import solve as solve_lp
 
-# HiGHS wants the matrix; beyond this many entries (800 MB) a p near the limit serves better.
+# HiGHS needs the matrix; beyond this many entries (800 MB) use a p near the limit instead.
 MAX_ENTRIES = 100_000_000
 
 
@@ -19,8 +19,8 @@ def solve(A: ConstraintMatrix, b: Tensor, p: float) -> SolverResult:
     r"""min ||w||_1 (p = 1) or ||w||_inf (p = inf) subject to A w >= b, one problem at a time.
 
     p = 1 splits w = w+ - w-; p = inf bounds -t <= w <= t and minimises t. The multipliers of
-    A w >= b are the dual solution. HiGHS reports infeasible problems without a proof, so
-    those go on to the interior point method, whose Farkas certificate holds for every p.
+    A w >= b are the dual solution. HiGHS reports infeasible problems without a certificate, so
+    the interior point method solves those again; its Farkas certificate holds for every p.
     """
     if A.rows * A.columns > MAX_ENTRIES:
         raise ValueError(

@@ -19,7 +19,7 @@ DENSE_LIMIT, LAST_RESORT = 700, 4000
 # A batch is solved in parts whose largest tensors have this many numbers (4 MB) at most, about
 # what the caches of a core hold; a single problem may exceed it.
 BUDGET = 1 << 19
-# The columns kept for the preconditioner have at most so many (600 MB).
+# The columns kept for the preconditioner have at most this many numbers (600 MB).
 COLUMN_BUDGET = 75 << 20
 # A step that may be wrong by this much is solved in float32.
 FLOAT32_ACCURACY = 1e-5
@@ -29,7 +29,7 @@ Solver = Callable[[Tensor, Tensor | None, float], Tensor]
 
 
 class System(Protocol):
-    """Something that factors K and keeps count of its inner steps."""
+    """A method to factor K and solve with it; `steps` counts its inner iterations."""
 
     steps: int
 
@@ -39,7 +39,7 @@ class System(Protocol):
 
 
 def system_kind(A: ConstraintMatrix, limit: int) -> Literal["rows", "columns", "iterative"]:
-    """Which of the three, for problems dense up to `limit` rows or columns."""
+    """Choose one of the three; systems of up to `limit` rows or columns are factored."""
     if min(A.rows, A.columns) > limit:
         return "iterative"
     return "rows" if A.rows <= min(2 * A.columns, limit) else "columns"
@@ -80,7 +80,7 @@ class RowSystem:
     L: Tensor  # (B, m, m), its Cholesky factor
     gram: Tensor  # (B, m), the diagonal of A diag(h) A' in the last factor
     pairs: Tensor  # (B, n, n, c): right_i o right_j
-    float32: RowSystem | None  # the same in float32, while that is enough
+    float32: RowSystem | None  # the same system in float32, while that is accurate enough
     filled: bool = False  # K holds A diag(h) A' but for its diagonal, once and for all
     steps: int = 0
 
@@ -131,7 +131,7 @@ class RowSystem:
                 solve = self.float32.factor(h.float(), e.float(), tol)
                 self.gram = self.float32.gram
                 return lambda r, guess, tol: solve(r.float(), None, tol).double()
-            self.float32 = None  # never again
+            self.float32 = None  # from now on float64
         diagonal = self.K.diagonal(dim1=-2, dim2=-1)
         if not self.filled:
             self._fill(h)

@@ -29,11 +29,11 @@ def solve(A: ConstraintMatrix, b: Tensor, tol: float) -> SolverResult:
     feasible W at every step, and so a gap. The Hessian needs only products of the factors:
     entry (k, l) of A (G A'(.) F) is (left_k' G left_l)(right_k' F right_l).
 
-    The Euclidean problem, p = 2, gives the start, and the proof where there is no solution.
+    The problem with p = 2 gives the start, and the Farkas certificate where there is no solution.
     """
     if A.rows > LAST_RESORT:
         raise ValueError(
-            f"norm='nuclear' takes at most {LAST_RESORT} constraints a problem, got {A.rows}"
+            f"norm='nuclear' takes at most {LAST_RESORT} constraints per problem, got {A.rows}"
         )
     result = solve_lp(A, b, 2.0, 1e-2)
     n, R, a = A.left.shape[1:]
@@ -88,7 +88,7 @@ def _follow(
         gradient = b - 2 * mu * push(Q) + mu / lam
         step = cholesky_solve(cholesky(H.unsqueeze(0)), gradient.unsqueeze(0)).squeeze(0)
         if not bool(step.isfinite().all()):
-            break  # rounding has the last word; the best point so far stands
+            break  # rounding errors dominate: keep the best point so far
         decrement = math.sqrt(max(float(step @ gradient), 0.0) / mu)
         dS = pull(step)
         W = 2 * mu * (Q + G @ dS @ F + Q @ dS.mT @ Q)

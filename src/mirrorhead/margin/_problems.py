@@ -34,7 +34,7 @@ def attention_svm(
     mask: Tensor | None = None,
     start: MarginSolution | None = None,
 ) -> MarginSolution:
-    r"""The weights of least norm whose attention prefers the given tokens with margin 1.
+    r"""Compute the weights of least norm whose attention prefers the given tokens with margin 1.
 
         min ||W||_p   subject to   (x_i,sel - x_it)' W z_i >= 1   for all t != sel = tokens_i
 
@@ -42,17 +42,17 @@ def attention_svm(
         X: (..., n, T, d) tokens; leading dimensions are separate problems, solved together.
         z: (..., n, d) queries.
         tokens: (..., n) integers, the selected token of each sample.
-        p: from 1 to inf. Between 1.02 and 100 the interior point method is known to finish;
-            1 and inf are linear programs, solved by HiGHS, whose solution need not be unique.
+        p: from 1 to inf. The interior point method is known to finish between 1.02 and 100;
+            1 and inf are linear programs, solved by HiGHS, and may have several solutions.
         tol: the relative gap between ||W|| and a lower bound of it, within (0, 1). For p > 2
-            the weights themselves are less accurate than that: ask for 1e-12 where they matter.
+            the weights themselves are less accurate: use 1e-12 where they matter.
         norm: "nuclear" minimises the sum of singular values instead, the limit of training
-            W = W_K W_Q' with p = 2.
+            W = K Q' with p = 2 (examples/key_query.py); p must be 2, and `start` is not used.
         mask: (..., n, T) bool, False on padding, for sequences of different length.
         start: a solution of a similar problem of the same shape (another p, a few other tokens).
 
     Returns a `MarginSolution`; look at its `status`. Data are promoted to float64. A sample
-    with one token asks for nothing, and when no sample asks for anything, W = 0 is optimal.
+    with one token has no constraint; without any constraint W = 0 is optimal.
 
     >>> X = torch.tensor([[[1.0, 0.0], [-1.0, 1.0], [0.0, 0.0]]])
     >>> z = torch.tensor([[2.0, 0.0]])
@@ -104,8 +104,8 @@ def _solve(
     begin = None if start is None else _start(problem, start)
     norms = problem.A.row_norms
     norms = norms.where(problem.live, math.inf)
-    free = ~problem.live.any(-1)  # nothing is asked
-    hopeless = (norms == 0).any(-1)  # 0 >= 1 is asked
+    free = ~problem.live.any(-1)  # no constraints
+    hopeless = (norms == 0).any(-1)  # a constraint reads 0 >= 1
     result = SolverResult(
         w=norms.new_zeros(problem.A.batch, problem.A.columns),
         # For a row of zeros the certificate is the unit vector of that row.
@@ -146,14 +146,14 @@ def _solve_scaled(
         return _nuclear_norm.solve(A.unit_rows(), b, 0.5 * tol)
     if p in (1, math.inf):
         return _linear_programs.solve(A.unit_rows(), b, p)
-    # The last step overshoots anyway, and rounding must not spoil the gap found from the data.
+    # Half of tol: rounding must not raise the gap recomputed from the data above tol.
     return solve_lp(A.unit_rows(), b, p, 0.5 * tol, start)
 
 
 def _conclude(
     problem: Constraints, result: SolverResult, free: Tensor, tol: float, norm: Norm
 ) -> MarginSolution:
-    """Certify from the original data, and let that decide the status."""
+    """Certify the result from the original data; the certificate decides the status."""
     A, lead = problem.A, problem.lead
     lam = result.lam * problem.live
     margin = torch.where(problem.live, A.apply(result.w), math.inf).amin(-1)
@@ -164,7 +164,7 @@ def _conclude(
     pulled = norm.dual(A.adjoint(lam).view(A.batch, *problem.matrix))
     total = torch.where(result.infeasible, mass, pulled)
     dual = torch.where(total > 0, 1 / total, 0.0).unsqueeze(-1) * lam
-    proof = certify(problem, W, dual, norm)  # of what will be handed out, to the last bit
+    proof = certify(problem, W, dual, norm)  # of exactly what is returned
     gap = proof.gap_as_is()
     infeasible = result.infeasible & (proof.farkas <= FARKAS)
     codes = torch.full_like(result.iterations, Status.UNFINISHED)

@@ -56,9 +56,9 @@ class Check:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MarginSolution:
-    r"""Weights of least norm that meet all margin constraints, with a proof.
+    r"""Weights of least norm that satisfy all margin constraints, with a certificate.
 
-    W: (..., d, d) for attention, (..., d) for `svm` (also called `v`); it meets the
+    W: (..., d, d) for attention, (..., d) for `svm` (also called `v`); it satisfies the
         constraints, the tightest with value 1. NaN where infeasible or none was found.
     norm: (...), ||W||; inf where infeasible.
     dual: multipliers >= 0, (..., n, T) with 0 at the selected token, or (..., n) for `svm`.
@@ -68,8 +68,9 @@ class MarginSolution:
     gap: (...), ||W|| / dual.sum() - 1, recomputed from the data after the solve.
     status: "optimal" (gap <= tol), "infeasible" or "unfinished"; a list for a batch, nested
         like the leading dimensions.
-    support: like dual, True on constraints that hold with equality: the dual's share in its
-        sum exceeds the relative slack.
+    support: like dual, True on constraints that hold with equality: the share of the multiplier
+        in the sum of dual exceeds the relative slack. At a degenerate vertex, where both are 0,
+        this is decided by rounding; `locally_optimal` says "cannot tell" there.
     iterations, inner_iterations: (...), Newton steps and conjugate-gradient steps.
     """
 
