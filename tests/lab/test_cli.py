@@ -60,20 +60,6 @@ def test_unknown_options(arguments: list[str], capsys: pytest.CaptureFixture[str
     assert not printed.out and "Traceback" not in printed.err and "--help" in printed.err
 
 
-def test_without_matplotlib(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    import importlib.util
-
-    real = importlib.util.find_spec
-    monkeypatch.setattr(
-        "mirrorhead.lab.cli.entries.find_spec",
-        lambda name: None if name == "matplotlib" else real(name),
-    )
-    assert main(["reproduce", "--out", str(tmp_path)]) == 2
-    assert "pip install 'mirrorhead[lab]'" in capsys.readouterr().err
-
-
 def reproduce(out: Path, *arguments: str) -> int:
     return main(["reproduce", "--jobs", "1", "--out", str(out), *arguments])
 

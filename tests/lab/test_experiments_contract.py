@@ -130,7 +130,7 @@ def test_unknown_names_and_broken_modules(tmp_path: Any, monkeypatch: pytest.Mon
 def test_registered_experiments_keep_the_contract(name: str) -> None:
     found = load(name)
     assert found.name == name
-    assert found.title and found.claim.endswith(".")
+    assert found.title and found.claim.rstrip(")").endswith(".") and found.equation
     assert isinstance(found.run, type(load)) and found.quick.first == 0 == found.full.first
 
 
@@ -148,6 +148,19 @@ def test_verdicts() -> None:
     for word in ("holds with a remark", "not seen at this scale"):
         with pytest.raises(ValueError, match="needs a remark"):
             Verdict("m", word)
+
+
+def test_a_limit_that_was_not_followed_far_enough_is_not_refuted() -> None:
+    never = replace(TOY, verdict=lambda result: judge("nothing", False, "Alas."), extent=("steps",))
+    full = TOY.compute(replace(TOY.full, trials=2))
+    assert never.judge(full).word == "does not hold"
+    short = TOY.compute(replace(TOY.full, trials=2, steps=(1, 2)))
+    found = never.judge(short)
+    assert found.word == "not seen at this scale" and found.measured == "nothing"
+    assert "steps = 1, 2 instead of 1, 10" in found.remark and found.remark.endswith("Alas.")
+    assert replace(TOY, extent=("steps",)).judge(short).word == TOY.verdict(short).word
+    with pytest.raises(TypeError, match=r"extent names settings that are not there: .'length'."):
+        replace(TOY, extent=("length",))
 
 
 def test_a_real_one_from_settings_to_figure() -> None:

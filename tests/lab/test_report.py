@@ -9,22 +9,32 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page
+from rich.console import Console
 
-from mirrorhead.lab.experiments import load
-from mirrorhead.lab.report import Entry, judged, render, unfinished, write_report
+from mirrorhead.lab.evaluation.results import load_comparisons
+from mirrorhead.lab.experiments import NAMES, load
+from mirrorhead.lab.plots import panels
+from mirrorhead.lab.report.figures import plotted_values
+from mirrorhead.lab.report.findings import Finding, judged, unfinished
+from mirrorhead.lab.report.formulas import equation, plain_text, with_formulas
+from mirrorhead.lab.report.page import render, write_report
 from mirrorhead.lab.report.real_data import part
-from mirrorhead.lab.report.real_data.results import load_studies
+from mirrorhead.lab.report.real_data.claims import claims_of, judge_claim
+from mirrorhead.lab.report.terminal import print_findings
 from mirrorhead.lab.verdicts import Verdict
 from results_cases import Level, made_up, write
 
 TOY = load("toy_experiment")
+ROOT = Path(__file__).parents[2]
 # Without a sandbox, since tests may run as root; the others keep the browser off the network.
 
 
 @pytest.fixture(scope="module")
-def entries() -> list[Entry]:
+def findings() -> list[Finding]:
     """One of each verdict, two of them with the same figure, and one that did not finish."""
     example = load("example-1")
     one = judged(example, example.compute(example.quick), "mirrorhead reproduce --only example-1")
@@ -37,9 +47,9 @@ def entries() -> list[Entry]:
 
 
 @pytest.fixture(scope="module")
-def page_file(entries: list[Entry], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def page_file(findings: list[Finding], tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("report") / "report.html"
-    write_report(path, entries)
+    write_report(path, findings)
     return path
 
 
@@ -76,8 +86,8 @@ class Elements(HTMLParser):
             self.texts.append(data)
 
 
-def test_the_page_needs_nothing_else(entries: list[Entry]) -> None:
-    html = render(entries)
+def test_the_page_needs_nothing_else(findings: list[Finding]) -> None:
+    html = render(findings)
     for tag, attributes in Elements(html).tags:
         assert tag not in ("iframe", "object", "embed", "img")
         for name in ("src", "href", "xlink:href", "action", "data"):
@@ -88,9 +98,9 @@ def test_the_page_needs_nothing_else(entries: list[Entry]) -> None:
     assert "default-src 'none'" in html
 
 
-def test_every_reference_finds_one_part(entries: list[Entry]) -> None:
+def test_every_reference_finds_one_part(findings: list[Finding]) -> None:
     """The toy is in the page twice: its clip paths and markers must not be shared."""
-    html = render(entries)
+    html = render(findings)
     ids = re.findall(r'\bid="([^"]+)"', html)
     assert len(ids) == len(set(ids)) > 100
     used = re.findall(r'(?:href="#|url\(#|labelledby=")([^")]+)', html)
@@ -98,8 +108,8 @@ def test_every_reference_finds_one_part(entries: list[Entry]) -> None:
     assert set(used) <= set(ids)
 
 
-def test_everything_is_escaped(entries: list[Entry]) -> None:
-    elements = Elements(render(entries))
+def test_everything_is_escaped(findings: list[Finding]) -> None:
+    elements = Elements(render(findings))
     text = " ".join(" ".join(elements.texts).split())
     for wanted in (TOY.title, TOY.claim, 'only "here"', "A = 1 < 2", "first <second>"):
         assert wanted in text
@@ -109,10 +119,87 @@ def test_everything_is_escaped(entries: list[Entry]) -> None:
     assert len(alts) == 3 and all(attributes["role"] == "img" for attributes in alts)
 
 
-def test_the_same_results_give_the_same_page(entries: list[Entry]) -> None:
+def test_the_same_results_give_the_same_page(findings: list[Finding]) -> None:
     again = judged(TOY, TOY.compute(TOY.quick), "mirrorhead reproduce --only 'toy <x>'")
-    assert again.figure == entries[1].figure
+    assert again.figure == findings[1].figure
     assert render([]) and "Verdicts" in render([])
+
+
+def test_formulas_are_mathml() -> None:
+    """LaTeX between dollars and the symbols of verdicts; text is escaped, a lone dollar is one."""
+    html = str(with_formulas(r"$p = 1.1$ & <D> at ||W_mm||, W_K, mu_0, 3.0e-04: $\ell_p$-SVM"))
+    assert html.count("<math>") == 6 and "$" not in html
+    assert "<mi>&#x003BC;</mi><mn>0</mn>" in html and "&amp; &lt;" in html
+    assert "3.0·10⁻⁴" in html
+    assert str(with_formulas("costs $5 <")) == "costs $5 &lt;"
+    assert 'display="block"' in equation(r"\frac{a}{b}") and "<mfrac>" in equation(r"\frac{a}{b}")
+    assert plain_text(r"at $p = 2$, $W_{\mathrm{mm}} \to \infty$") == "at p = 2, W_mm → ∞"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_claim_has_words_and_an_equation(name: str) -> None:
+    experiment = load(name)
+    words, formula = str(with_formulas(experiment.claim)), str(equation(experiment.equation))
+    assert formula.startswith('<math display="block">')
+    assert "\\" not in words + formula and "$" not in words  # no command was left over
+    assert "AttSVM" not in words and "lp-" not in words  # names that only the paper explains
+
+
+def test_values_of_a_figure_are_in_a_table() -> None:
+    figure, (one, two) = panels(2)
+    one.plot(np.arange(100), np.arange(100) ** 2, label="squares", color="C0")
+    one.set(xlabel="step", ylabel="size", title="left")
+    two.plot([1, 2], [1.0, np.nan], color="C0")  # the colour of squares, and a gap
+    table = plotted_values(figure, "f")
+    rows = [[cell.text for cell in row] for row in table.rows]
+    assert len(rows) == 9 + 1 and rows[0] == ["left", "squares", "step", "0", "size", "0"]
+    assert rows[8][3::2] == ["99", "9801"] and rows[9][1] == "squares"
+
+
+def test_sections_of_the_docs_are_linked_where_they_are(
+    findings: list[Finding], tmp_path: Path
+) -> None:
+    page = tmp_path / "report.html"
+    write_report(page, findings)
+    assert "docs/paper.md, section example-1" in page.read_text()
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "paper.html").write_text("")
+    write_report(page, findings)
+    assert 'href="docs/paper.html#example-1"' in page.read_text()
+
+
+def test_the_docs_have_every_section() -> None:
+    sections = {
+        name: {
+            re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")
+            for heading in re.findall(
+                r"^#+ (.*)$", (ROOT / "docs" / f"{name}.md").read_text(), re.M
+            )
+        }
+        for name in ("paper", "results")
+    }
+    assert set(NAMES) <= sections["paper"]
+    for study in load_comparisons(ROOT / "results"):
+        for claim in claims_of(study):
+            page, section = judge_claim(study, claim).docs
+            assert section in sections[page]
+
+
+def test_the_table_of_verdicts_fits_80_columns(
+    findings: list[Finding], capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = replace(findings[0], name="token-selection-others", title="Words " * 12)
+    print_findings(
+        [*findings, long], Console(width=80, color_system="standard", force_terminal=True)
+    )
+    printed = capsys.readouterr().out
+    assert "\x1b[32m" in printed and "\x1b[31m" in printed  # green holds, red does not
+    lines = re.sub(r"\x1b\[[\d;]*m", "", printed).splitlines()
+    assert max(map(len, lines)) <= 80
+    words = {word for line in lines for word in line.split()}
+    assert words <= {*["Words", "token-selection-others"], *" ".join(
+        f"{f.name} {f.word} {f.title}" for f in findings
+    ).split(), *["holds:", "holds", "remark:", "hold:", "finished:", "1,", "2,", "1"]}  # fmt: skip
 
 
 SCREENS = [(1200, "light"), (390, "light"), (390, "dark")]
@@ -164,6 +251,14 @@ def test_a_browser_shows_it(page: Page) -> None:
 
 
 @pytest.mark.slow
+def test_screen_readers_and_keyboards_can_use_it(page: Page) -> None:
+    """axe-core finds nothing serious, with everything unfolded."""
+    page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+    found = Axe().run(page).response["violations"]
+    assert not [(one["id"], one["nodes"][0]["html"]) for one in found]
+
+
+@pytest.mark.slow
 def test_the_table_sorts(page: Page) -> None:
     start = verdicts(page)
     assert start == ["does not hold", "holds", "holds with a remark", "not finished"]
@@ -197,14 +292,14 @@ def test_a_verdict_is_a_word_and_a_colour_that_can_be_read(page: Page) -> None:
 
 
 @pytest.fixture(scope="module")
-def real_file(entries: list[Entry], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def real_file(findings: list[Finding], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report with both studies, their numbers made up."""
     folder = tmp_path_factory.mktemp("real")
     write(folder, made_up("imdb", {"MD p=1.1": Level(accuracy=0.9), "AdamW": Level(falls=0)}))
     write(folder, made_up("cifar10"))
     path = folder / "report.html"
-    parts = [part(study) for study in load_studies(folder)]
-    write_report(path, entries[:2], parts, [("Figure 4 <is> not there.", "mirrorhead reproduce")])
+    parts = [part(study) for study in load_comparisons(folder)]
+    write_report(path, findings[:2], parts, [("Figure 4 <is> not there.", "mirrorhead reproduce")])
     return path
 
 
@@ -216,7 +311,7 @@ def real_page(request: Any, browser: Browser, real_file: Path) -> Iterator[Page]
 @pytest.mark.slow
 def test_a_browser_shows_real_data(real_page: Page) -> None:
     page = real_page
-    for heading in ("IMDb: is a review positive?", "CIFAR-10: what is in a picture?"):
+    for heading in ("IMDb: is a review positive?", "CIFAR-10: what does an image show?"):
         assert page.get_by_role("heading", name=heading).is_visible()
     # Claims stand in the list of verdicts with all others, and lead to their place.
     assert page.locator("table.verdicts tbody tr").count() == 2 + 6 + 2
@@ -237,7 +332,7 @@ def test_a_browser_shows_real_data(real_page: Page) -> None:
     name = page.locator("#imdb table.numbers").nth(3).locator("tbody th").first
     name.scroll_into_view_if_needed()
     before = name.bounding_box()
-    region = page.get_by_role("region", name="Sparsity of attention").first
+    region = page.get_by_role("region", name="Sparsity of attention: IMDb").first
     region.evaluate("element => element.scrollTo(10000, 0)")
     assert region.evaluate("element => element.scrollLeft") > 0
     after = name.bounding_box()
@@ -265,5 +360,5 @@ def test_numbers_sort_as_numbers(real_page: Page) -> None:
     table.get_by_role("button", name="lr").click()
     rates = [float(text) for text in rows.locator("td:nth-child(2)").all_inner_texts()]
     assert rates == sorted(rates)
-    table.get_by_role("button", name="Rival").click()
+    table.get_by_role("button", name="Optimizer").click()
     assert rows.locator("th").all_inner_texts() == sorted(names, key=str.lower)

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from mirrorhead.lab.cli.main import main
+from mirrorhead.lab.evaluation.results import load_comparisons
 from mirrorhead.lab.experiments import NAMES
-from mirrorhead.lab.report.markdown import MARK, MarkdownError, blocks, fill
-from mirrorhead.lab.report.real_data.results import load_studies
+from mirrorhead.lab.report.markdown import MARK, blocks, fill
+from mirrorhead.lab.runtime.errors import UserError
 from results_cases import made_up, write
 
 ROOT = Path(__file__).parents[2]
@@ -117,13 +118,13 @@ def test_a_page_is_filled_between_its_marks(tmp_path: Path) -> None:
     ],
 )
 def test_marks_come_in_pairs(text: str) -> None:
-    with pytest.raises(MarkdownError, match="needs an <!-- end --> after it"):
+    with pytest.raises(UserError, match="needs an <!-- end --> after it"):
         fill(text, {"x": "new"})
 
 
 def test_the_docs_have_what_the_results_give() -> None:
     """Tables of docs/results.md are those of results/*.json, to the letter."""
-    text, studies = DOCS.read_text(), load_studies(ROOT / "results")
+    text, studies = DOCS.read_text(), load_comparisons(ROOT / "results")
     assert [study.name for study in studies] == ["imdb", "cifar10"]
     assert fill(text, blocks(studies), str(DOCS)) == text
     for image in re.findall(r"\]\((images/[^)]+)\)", text):
@@ -134,4 +135,4 @@ def test_the_docs_leave_nothing_out(tmp_path: Path) -> None:
     for name in ("imdb", "cifar10"):
         write(tmp_path, made_up(name))
     marks = [mark[2] for mark in MARK.finditer(DOCS.read_text()) if mark[2]]
-    assert sorted(marks) == sorted(blocks(load_studies(tmp_path)))
+    assert sorted(marks) == sorted(blocks(load_comparisons(tmp_path)))

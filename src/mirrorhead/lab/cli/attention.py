@@ -49,7 +49,7 @@ class Attention:
         readings = self._readings()
         self._check(readings[0])
         if self.html is not None:
-            from mirrorhead.lab.report.attention import render_attention
+            from mirrorhead.lab.report.attention_page import render_attention
 
             page = render_attention(
                 readings, self.folder.name, layer=self.layer, head=self.head, rolled=self.rollout
@@ -81,13 +81,13 @@ class Attention:
         if self.rollout and (self.layer is not None or self.head is not None):
             raise UserError("--rollout takes all layers and heads: leave out --layer and --head")
         if self.html is not None:
-            from mirrorhead.lab.report import ReportError, check_free
+            from mirrorhead.lab.report.page import check_free
 
             if self.html.is_dir():
                 raise UserError(f"--html {self.html} is a folder: give the name of a file")
             try:
                 check_free(self.html)
-            except ReportError as error:
+            except UserError as error:
                 raise UserError(f"--html: {error}") from error
 
     def _readings(self) -> list[AttentionReading]:

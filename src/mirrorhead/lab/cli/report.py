@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import arg
 
-from mirrorhead.lab.cli.entries import check_matplotlib, print_verdicts, with_stored
 from mirrorhead.lab.experiments import NAMES
 from mirrorhead.lab.runtime.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mirrorhead.lab.report import Entry
-    from mirrorhead.lab.report.real_data.results import Study
+    from mirrorhead.lab.evaluation.results import ComparisonResults
+    from mirrorhead.lab.report.findings import Finding
 
 
 @dataclass(frozen=True)
@@ -40,48 +39,50 @@ class Report:
 
     def run(self) -> int:
         """Read, judge, write the report, print verdicts and its path."""
-        check_matplotlib()
         from rich.console import Console
 
-        from mirrorhead.lab.evaluation.results import load_single_runs
-        from mirrorhead.lab.report import ReportError, check_free, write_report
-        from mirrorhead.lab.report.markdown import MarkdownError, write_markdown
+        from mirrorhead.lab.evaluation.results import load_comparisons, load_single_runs
+        from mirrorhead.lab.report.findings import with_stored
+        from mirrorhead.lab.report.markdown import write_markdown
+        from mirrorhead.lab.report.page import check_free, write_report
         from mirrorhead.lab.report.real_data import part
-        from mirrorhead.lab.report.real_data.results import ResultsError, load_studies
         from mirrorhead.lab.report.real_data.single_runs import single_runs
+        from mirrorhead.lab.report.terminal import print_findings, print_place
 
         page = self.out / "report.html"
         try:
             check_free(page)
-            studies = load_studies(self.results)
+            studies = load_comparisons(self.results)
             evaluated = load_single_runs(self.runs)
-            entries = with_stored([], self.out)
-            missing = self._missing(entries, studies)
-            if not entries and not studies and not evaluated:
+            findings = with_stored([], self.out)
+            missing = self._missing(findings, studies)
+            if not findings and not studies and not evaluated:
                 ways = "; ".join(f"{what} {command}" for what, command in missing)
                 raise UserError(f"there is nothing to report. {ways}")
             if self.markdown is not None and not studies:
                 raise UserError(f"--markdown needs imdb.json or cifar10.json in {self.results}")
             parts = [part(study) for study in studies]
             parts += [single_runs(evaluated)] if evaluated else []
-            write_report(page, entries, parts, missing)
+            write_report(page, findings, parts, missing)
             if self.markdown is not None:
                 write_markdown(self.markdown, studies)
-        except (ReportError, ResultsError, MarkdownError, OSError) as error:
+        except OSError as error:
             raise UserError(str(error)) from error
-        claims = [entry for each in parts for entry in each.entries]
-        print_verdicts([*entries, *claims], Console())
+        claims = [finding for each in parts for finding in each.findings]
+        print_findings([*findings, *claims], Console())
         for what, command in missing:
             print(f"{what} {command}", file=sys.stderr)
-        print(f"report: {page}")
+        print_place(page)
         return 0
 
-    def _missing(self, entries: Sequence[Entry], studies: Sequence[Study]) -> list[tuple[str, str]]:
-        """What is not there, in a sentence, and the command that makes it."""
-        from mirrorhead.lab.report.real_data.results import STUDIES
+    def _missing(
+        self, findings: Sequence[Finding], studies: Sequence[ComparisonResults]
+    ) -> list[tuple[str, str]]:
+        """Say what is not there, and the command that makes it."""
+        from mirrorhead.lab.evaluation.results import DATA_SETS
 
         found = []
-        names = [name for name in NAMES if name not in {entry.name for entry in entries}]
+        names = [name for name in NAMES if name not in {finding.name for finding in findings}]
         if names:
             words = ["mirrorhead", "reproduce"]
             words += ["--only", ",".join(names)] if len(names) < len(NAMES) else []
@@ -90,7 +91,7 @@ class Report:
                 what = f"{self.out} has no complete results of experiments."
             command = shlex.join([*words, "--out", str(self.out)])
             found.append((f"{what} To run them:", command))
-        for name in STUDIES:
+        for name in DATA_SETS:
             if name not in {study.name for study in studies}:
                 path = self.results / f"{name}.json"
                 command = f"mirrorhead sweep {name} && mirrorhead collect runs/{name} --out"

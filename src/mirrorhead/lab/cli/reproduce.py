@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import FlagCreatePairsOff, UseAppendAction, arg
 
 from mirrorhead.lab.cli.backends import BackendName, chosen_backend
-from mirrorhead.lab.cli.entries import check_matplotlib, entry_of, print_verdicts, with_stored
 from mirrorhead.lab.experiments import NAMES
 from mirrorhead.lab.runtime.errors import UserError
 
@@ -27,7 +26,8 @@ ONLY_HELP = (
 class Reproduce:
     """Run the paper's figures and theorems again, and write a report with a verdict on each.
 
-    A run that was stopped goes on where it was when the same command is given again.
+    A run that was interrupted resumes when the same command is given again. Results on real data
+    are in the report if they are in --results.
     """
 
     only: Annotated[
@@ -39,6 +39,8 @@ class Reproduce:
         Path | None, arg(metavar="FOLDER", help_behavior_hint="(default: out, or out-full)")
     ] = None
     """Where results and report go."""
+    results: Annotated[Path, arg(metavar="FOLDER")] = Path("results")
+    """Where results on real data are, if there are any."""
     full: Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")] = False
     """The paper's sizes instead of those for a demonstration."""
     backend: BackendName = "local"
@@ -50,12 +52,14 @@ class Reproduce:
 
     def run(self) -> int:
         """Compute, write the report, print verdicts and its path."""
-        check_matplotlib()
         from rich.console import Console
 
+        from mirrorhead.lab.evaluation.results import load_comparisons
         from mirrorhead.lab.experiments.runner import execute
-        from mirrorhead.lab.report import ReportError, check_free, write_report
-        from mirrorhead.lab.runtime.jobs import BackendError
+        from mirrorhead.lab.report.findings import finding_of, with_stored
+        from mirrorhead.lab.report.page import check_free, write_report
+        from mirrorhead.lab.report.real_data import part
+        from mirrorhead.lab.report.terminal import print_findings, print_place
 
         out = self.out or Path("out-full" if self.full else "out")
         page, console = out / "report.html", Console()
@@ -63,14 +67,17 @@ class Reproduce:
         backend = chosen_backend(self.backend, self.address, self.jobs, out)
         try:
             check_free(page)
+            studies = load_comparisons(self.results)  # damaged files are named before the work
             execute(runs, out, backend, console)
-            entries = [entry_of(run, out) for run in runs]
-            write_report(page, with_stored(entries, out))
-        except (BackendError, ReportError, OSError) as error:
+            findings = [finding_of(run, out) for run in runs]
+            parts = [part(study) for study in studies]
+            write_report(page, with_stored(findings, out), parts)
+        except OSError as error:
             raise UserError(str(error)) from error
-        print_verdicts(entries, console)
-        print(f"report: {page}")
-        failed = [entry.name for entry in entries if entry.failure]
+        claims = [finding for each in parts for finding in each.findings]
+        print_findings([*findings, *claims], console)
+        print_place(page)
+        failed = [finding.name for finding in findings if finding.failure]
         if failed:
             print(f"mirrorhead: {', '.join(failed)} did not finish", file=sys.stderr)
         return 1 if failed else 0

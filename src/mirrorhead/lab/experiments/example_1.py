@@ -173,8 +173,14 @@ EXPERIMENT = Experiment(
     name="example-1",
     title="Example 1: the printed solution",
     claim=(
-        "The l3 max-margin matrix of Example 1 is (0.03846, 0; -0.00769, 0), and its tokens "
-        "X11, X21 give the labels the largest margin."
+        "For the two samples of Example 1, the max-margin matrix in the 3-norm is the one "
+        "that the paper prints, and the tokens $x_{11}$ and $x_{21}$ give the labels the "
+        "largest margin."
+    ),
+    equation=(
+        r"W_{\mathrm{mm}} = \mathrm{argmin}_W \lVert W \rVert_3 \;\text{ with }\; (x_{i1} - "
+        r"x_{it})^\top W z_i \geq 1 \;=\; \begin{pmatrix} 0.03846 & 0 \\ -0.00769 & 0 "
+        r"\end{pmatrix}"
     ),
     quick=Settings(trials=1, steps=2000),
     full=Settings(trials=1),

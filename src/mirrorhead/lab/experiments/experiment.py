@@ -41,10 +41,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
+from mirrorhead.lab.verdicts import Verdict, judge
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from mirrorhead.lab.verdicts import Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +109,9 @@ class Experiment(Generic[S]):
             to the experiment and not to the machine.
         fixed_trials: whether the number of trials is part of the claim; then --trials keeps it.
         may_be_nan: names of arrays in which NaN means "there is no value here".
+        extent: names of settings that say how far the limit of the claim is followed, such as
+            "steps". If they are not those of `full`, a claim that fails is not refuted.
+        equation: the claim as a formula, in LaTeX.
     """
 
     name: str
@@ -122,6 +125,8 @@ class Experiment(Generic[S]):
     chunk: int = 25
     fixed_trials: bool = False
     may_be_nan: tuple[str, ...] = ()
+    extent: tuple[str, ...] = ()
+    equation: str = ""
 
     def __post_init__(self) -> None:
         for size in ("quick", "full"):
@@ -132,6 +137,9 @@ class Experiment(Generic[S]):
                 raise TypeError(f"{self.name}: {size} must hold numbers, words and tuples of them")
         if not isinstance(self.chunk, int) or self.chunk < 1:
             raise TypeError(f"{self.name}: chunk must be at least 1, got {self.chunk}")
+        unknown = sorted(set(self.extent) - {field.name for field in fields(self.full)})
+        if unknown:
+            raise TypeError(f"{self.name}: extent names settings that are not there: {unknown}")
 
     @property
     def module(self) -> str:
@@ -145,6 +153,21 @@ class Experiment(Generic[S]):
         result = Result(self.name, settings, arrays, time.perf_counter() - start)
         self.check(result)
         return result
+
+    def judge(self, result: Result[S]) -> Verdict:
+        """Judge a result; a claim that fails in a smaller regime than `full` is not refuted."""
+        found = self.verdict(result)
+        here, full = vars(result.settings), vars(self.full)
+        smaller = [name for name in self.extent if here[name] != full[name]]
+        if found.word != "does not hold" or not smaller:
+            return found
+        words = [
+            f"{name} = {_words(here[name])} instead of {_words(full[name])}" for name in smaller
+        ]
+        differs = (
+            f"This run had {' and '.join(words)}; mirrorhead reproduce --full follows the paper."
+        )
+        return judge(found.measured, False, found.remark, differs=differs)
 
     def check(self, result: Result[S]) -> None:
         """Refuse arrays that are not numeric, not (trials, ...), or not finite."""
@@ -210,6 +233,10 @@ def settings_from_json(kind: type[S], values: Mapping[str, Any]) -> S:
 def _array(value: Any) -> np.ndarray:
     # A tensor may still carry its graph.
     return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+
+
+def _words(value: Any) -> str:
+    return ", ".join(f"{item:g}" for item in value) if isinstance(value, tuple) else f"{value:g}"
 
 
 def _lists(value: Any) -> Any:

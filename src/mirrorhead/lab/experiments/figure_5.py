@@ -109,10 +109,15 @@ def _plane(pairs: np.ndarray) -> np.ndarray:
 EXPERIMENT = Experiment(
     name="figure-5",
     title="Figure 5: two entries of W along the path",
-    claim="Any two entries of W move along the direction that the lp-AttSVM has in them.",
+    claim=(
+        "Any two entries of the attention weights move, in the end, along the straight line "
+        "that the max-margin solution has in them."
+    ),
+    equation=(r"\frac{W_{ab}(k)}{W_{cd}(k)} \to \frac{W_{\mathrm{mm},ab}}{W_{\mathrm{mm},cd}}"),
     quick=Settings(trials=20),
     full=Settings(trials=100),
     run=run,
     draw=draw,
     verdict=verdict,
+    extent=("steps",),
 )

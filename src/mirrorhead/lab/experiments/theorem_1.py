@@ -109,8 +109,12 @@ EXPERIMENT = Experiment(
     name="theorem-1",
     title="Theorem 1: the regularization path",
     claim=(
-        "The best weights of norm R tend, as R grows, to the direction of the AttSVM of the "
-        "tokens with the highest scores."
+        "The weights of norm $R$ that have the smallest loss turn, as $R$ grows, to the max- "
+        "margin direction of the tokens with the highest scores."
+    ),
+    equation=(
+        r"W(R) = \mathrm{argmin}_{\lVert W \rVert_p \leq R} L(W), \qquad \frac{W(R)}{R} \to "
+        r"\frac{W_{\mathrm{mm}}}{\lVert W_{\mathrm{mm}} \rVert_p} \text{ as } R \to \infty"
     ),
     quick=Settings(trials=10, p=(1.75, 2.0, 3.0), starts=4),
     full=Settings(trials=100),
@@ -118,4 +122,5 @@ EXPERIMENT = Experiment(
     draw=draw,
     verdict=verdict,
     chunk=50,
+    extent=("radii", "starts"),
 )

@@ -154,8 +154,10 @@ EXPERIMENT = Experiment(
     name="theorem-2",
     title="Theorem 2 and Remark 1: the norm diverges, and the steps that are allowed",
     claim=(
-        "The norm of W tends to infinity, with a constant step that is small enough (Remark 1)."
+        "The norm of the attention weights grows without bound, if the constant step is "
+        "small enough (Remark 1)."
     ),
+    equation=(r"\lVert W(k) \rVert_p \to \infty \text{ as } k \to \infty"),
     quick=Settings(trials=10, steps=5000),
     full=Settings(trials=100),
     run=run,
@@ -163,4 +165,5 @@ EXPERIMENT = Experiment(
     verdict=verdict,
     chunk=50,
     may_be_nan=("allowed 1.75", "allowed 2", "allowed 3"),  # no limit: the loss is concave there
+    extent=("steps", "normalized_steps"),
 )

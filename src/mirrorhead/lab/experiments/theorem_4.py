@@ -117,9 +117,11 @@ EXPERIMENT = Experiment(
     name="theorem-4",
     title="Theorem 4: the rate of convergence",
     claim=(
-        "The divergence is at most of order loglog k / (log k)^min(1, p-1) after k constant "
-        "steps (its loglog squared at p = 2)."
+        "After $k$ constant steps, the divergence between the direction of the weights and "
+        "the max-margin direction is at most of this order. (At $p = 2$ the numerator is "
+        "squared.)"
     ),
+    equation=(r"D = O\!\left( \frac{\log \log k}{(\log k)^{\min(1,\, p - 1)}} \right)"),
     quick=Settings(trials=10, steps=(2000, 4000, 4000, 6000, 6000, 20_000)),
     full=Settings(trials=100),
     run=run,
@@ -127,4 +129,5 @@ EXPERIMENT = Experiment(
     verdict=verdict,
     chunk=50,
     may_be_nan=("slope", "excess"),  # where the tokens are not locally optimal
+    extent=("steps",),
 )

@@ -170,8 +170,14 @@ EXPERIMENT = Experiment(
     name="theorem-5",
     title="Theorem 5: the joint regularization path, on Example 2",
     claim=(
-        "The best head and weights of growing norms tend to the lp-SVM and AttSVM directions "
-        "of the tokens of Assumption B."
+        "The head and the attention weights that have the smallest loss at given norms turn, "
+        "as these grow, to the two max-margin directions of the tokens that Assumption B "
+        "names: those with the largest label margin."
+    ),
+    equation=(
+        r"\frac{W(R)}{R} \to \frac{W_{\mathrm{mm}}}{\lVert W_{\mathrm{mm}} \rVert_p}, \qquad "
+        r"\frac{v(r)}{r} \to \frac{v_{\mathrm{mm}}}{\lVert v_{\mathrm{mm}} \rVert_p} \qquad "
+        r"\text{as } r, R \to \infty"
     ),
     quick=Settings(
         trials=1, radii=(1.0, 3.0, 10.0, 30.0, 100.0), starts=8, steps=(1500, 2000, 3000)
@@ -181,4 +187,5 @@ EXPERIMENT = Experiment(
     draw=draw,
     verdict=verdict,
     fixed_trials=True,
+    extent=("radii", "starts", "steps"),
 )

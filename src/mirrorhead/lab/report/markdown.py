@@ -15,30 +15,27 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mirrorhead._files import write_atomically
+from mirrorhead.lab.evaluation.results import DATA_SETS, ComparisonResults
 from mirrorhead.lab.plots import style
-from mirrorhead.lab.report.entry import Entry
+from mirrorhead.lab.report.findings import Finding
 from mirrorhead.lab.report.real_data import about
 from mirrorhead.lab.report.real_data.claims import RULE, claims_of, judge_claim
 from mirrorhead.lab.report.real_data.figures import drawings
-from mirrorhead.lab.report.real_data.results import STUDIES, Study
 from mirrorhead.lab.report.real_data.tables import tables
-from mirrorhead.lab.report.tables import Table, markdown, word
+from mirrorhead.lab.report.table import Table, markdown, word
+from mirrorhead.lab.runtime.errors import UserError
 
 MARK = re.compile(r"^<!-- (begin ([\w-]+)|end) -->$", re.MULTILINE)
 
 
-class MarkdownError(ValueError):
-    """The page cannot be filled."""
-
-
-def write_markdown(path: Path, studies: Sequence[Study]) -> None:
+def write_markdown(path: Path, studies: Sequence[ComparisonResults]) -> None:
     """Fill the marks of the page, and write its figures to images/ beside it."""
     import matplotlib
 
     try:
         text = path.read_text("utf-8")
     except OSError as error:
-        raise MarkdownError(f"{path} cannot be read: {error}") from error
+        raise UserError(f"{path} cannot be read: {error}") from error
     new = fill(text, blocks(studies), str(path))
     for study in studies:
         for drawing in drawings(study):
@@ -52,15 +49,15 @@ def write_markdown(path: Path, studies: Sequence[Study]) -> None:
     write_atomically(path, new.encode())
 
 
-def blocks(studies: Sequence[Study]) -> dict[str, str]:
+def blocks(studies: Sequence[ComparisonResults]) -> dict[str, str]:
     """What stands between the marks, by their names."""
     found: dict[str, str] = {}
     for study in studies:
-        entries = [judge_claim(study, claim) for claim in claims_of(study)]
+        findings = [judge_claim(study, claim) for claim in claims_of(study)]
         found[f"{study.name}-about"] = (
             f"    {study.command}\n\n{about(study)} Tuning: {study.rule}."
         )
-        found[f"{study.name}-verdicts"] = f"{markdown(_verdicts(study.name, entries))}\n\n{RULE}"
+        found[f"{study.name}-verdicts"] = f"{markdown(_verdicts(study.name, findings))}\n\n{RULE}"
         for table in tables(study):
             note = f"\n\n{table.note}" if table.note else ""
             found[table.name] = markdown(table) + note
@@ -87,24 +84,24 @@ def fill(text: str, blocks: Mapping[str, str], name: str = "the page") -> str:
     begins, ends = marks[::2], marks[1::2]
     paired = len(begins) == len(ends) and not any(end[2] for end in ends)
     if not paired or not all(begin[2] for begin in begins):
-        raise MarkdownError(f"{name}: every <!-- begin NAME --> needs an <!-- end --> after it")
+        raise UserError(f"{name}: every <!-- begin NAME --> needs an <!-- end --> after it")
     pieces, last = [], 0
     for begin, end in zip(begins, ends, strict=True):
         block = blocks.get(begin[2])
-        if block is None and begin[2].split("-")[0] not in STUDIES:
+        if block is None and begin[2].split("-")[0] not in DATA_SETS:
             known = ", ".join(blocks) or "none"
-            raise MarkdownError(f"{name}: there is nothing for {begin[2]}; there are {known}")
+            raise UserError(f"{name}: there is nothing for {begin[2]}; there are {known}")
         if block is not None:
             pieces += [text[last : begin.end()], f"\n\n{block}\n\n"]
             last = end.start()
     return "".join([*pieces, text[last:]])
 
 
-def _verdicts(study: str, entries: Sequence[Entry]) -> Table:
+def _verdicts(study: str, findings: Sequence[Finding]) -> Table:
     rows = []
-    for entry in entries:
-        verdict = entry.verdict
-        measured = f"{verdict.measured} {verdict.remark}".strip() if verdict else entry.failure
-        rows.append((word(entry.claim), word(measured), word(entry.word)))
-    columns = ("claim, in our words", "what we measured", "verdict")
+    for finding in findings:
+        verdict = finding.verdict
+        measured = f"{verdict.measured} {verdict.remark}".strip() if verdict else finding.failure
+        rows.append((word(finding.claim), word(measured), word(finding.word)))
+    columns = ("claim", "what we measured", "verdict")
     return Table(f"{study}-verdicts", "Verdicts", columns, tuple(rows))

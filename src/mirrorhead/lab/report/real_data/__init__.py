@@ -6,18 +6,18 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from mirrorhead.lab.evaluation.results import ComparisonResults
 from mirrorhead.lab.plots import style
-from mirrorhead.lab.report.entry import Entry
-from mirrorhead.lab.report.figure import inline_svg
+from mirrorhead.lab.report.figures import inline_svg, plotted_values
+from mirrorhead.lab.report.findings import Finding
 from mirrorhead.lab.report.real_data.claims import claims_of, judge_claim
 from mirrorhead.lab.report.real_data.figures import drawings
-from mirrorhead.lab.report.real_data.results import Study
 from mirrorhead.lab.report.real_data.tables import tables
-from mirrorhead.lab.report.tables import Table
+from mirrorhead.lab.report.table import Table
 
 TITLES = {
     "imdb": "IMDb: is a review positive?",
-    "cifar10": "CIFAR-10: what is in a picture?",
+    "cifar10": "CIFAR-10: what does an image show?",
 }
 
 
@@ -30,20 +30,21 @@ class Part:
     about: str
     rule: str
     command: str
-    entries: tuple[Entry, ...]
-    figures: tuple[tuple[str, Markup], ...]  # caption, SVG
+    findings: tuple[Finding, ...]
+    figures: tuple[tuple[str, Markup, Table], ...]  # caption, SVG, values
     tables: tuple[Table, ...]
 
 
-def part(study: Study) -> Part:
+def part(study: ComparisonResults) -> Part:
     """Judge, draw and tabulate a study."""
     import matplotlib
 
     figures = []
     with matplotlib.rc_context(style()):
         for drawing in drawings(study):
-            svg = inline_svg(drawing.draw(study), drawing.name, drawing.caption)
-            figures.append((drawing.caption, svg))
+            figure = drawing.draw(study)
+            svg = inline_svg(figure, drawing.name, drawing.caption)
+            figures.append((drawing.caption, svg, plotted_values(figure, drawing.name)))
     return Part(
         study.name,
         TITLES[study.name],
@@ -56,13 +57,13 @@ def part(study: Study) -> Part:
     )
 
 
-def about(study: Study) -> str:
-    """What was trained on what, in a sentence."""
+def about(study: ComparisonResults) -> str:
+    """Say in a sentence what was trained on what."""
     sizes = study.sizes
-    thing = "reviews" if study.name == "imdb" else "pictures"
+    thing = "reviews" if study.name == "imdb" else "images"
     return (
-        f"{len(study.rivals)} optimizers train the same model (preset {study.preset}) for"
+        f"{len(study.optimizers)} optimizers train the same model (preset {study.preset}) for"
         f" {study.epochs} epochs with batches of {study.batch_size}, on {sizes['train']:,} {thing};"
-        f" {sizes['validation']:,} choose the epoch and the learning rate, and {sizes['test']:,}"
-        " are scored at the end."
+        f" {sizes['validation']:,} are the validation set, which chooses the epoch and the learning"
+        f" rate, and {sizes['test']:,} are the test set."
     )

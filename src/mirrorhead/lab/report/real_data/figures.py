@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mirrorhead.lab.evaluation.results import (
+    KINDS,
+    SHARES,
+    ComparisonResults,
+    OptimizerResults,
+    RunResults,
+    WeightStatistics,
+)
 from mirrorhead.lab.plots import COLOURS, legend_below, mean_band, panels
-from mirrorhead.lab.report.real_data.results import KINDS, SHARES, Rival, Run, Study, Weights
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,10 +31,10 @@ class Drawing:
 
     name: str
     caption: str
-    draw: Callable[[Study], Figure]
+    draw: Callable[[ComparisonResults], Figure]
 
 
-def drawings(study: Study) -> list[Drawing]:
+def drawings(study: ComparisonResults) -> list[Drawing]:
     """All figures of a study."""
     found = [
         Drawing(
@@ -60,28 +67,28 @@ def drawings(study: Study) -> list[Drawing]:
     return found
 
 
-def accuracy(study: Study) -> Figure:
+def accuracy(study: ComparisonResults) -> Figure:
     """Every final run as a dot."""
-    rivals = study.trained[::-1]
-    figure, (axis,) = panels(1, height=1.1 + 0.36 * len(rivals))
-    for k, rival in enumerate(rivals):
-        values = 100 * np.array(rival.values(lambda run: run.test_accuracy))
+    optimizers = study.trained[::-1]
+    figure, (axis,) = panels(1, height=1.1 + 0.36 * len(optimizers))
+    for k, optimizer in enumerate(optimizers):
+        values = 100 * np.array(optimizer.values(lambda run: run.test_accuracy))
         _dots(axis, values, k, COLOURS[0])
-    _rows(axis, [rival.name for rival in rivals])
+    _rows(axis, [optimizer.name for optimizer in optimizers])
     axis.set(xlabel="test accuracy, %")
     return figure
 
 
-def pruning(study: Study) -> Figure:
+def pruning(study: ComparisonResults) -> Figure:
     """Accuracy against the share of weights that are set to 0."""
     figure, (axis,) = panels(1, height=4.2)
-    for k, rival in enumerate(study.trained):
+    for k, optimizer in enumerate(study.trained):
         rows = [
-            [run.test_accuracy, *(run.measures.pruned[s] for s in SHARES)] for run in rival.runs
+            [run.test_accuracy, *(run.measures.pruned[s] for s in SHARES)] for run in optimizer.runs
         ]
         line = {"color": COLOURS[k % len(COLOURS)], "linestyle": ("-", "--")[k // len(COLOURS)]}
         # Equal distances: 90 and 95 % are what one wants to tell apart.
-        mean_band(axis, range(5), 100 * np.array(rows), label=rival.name, marker="o", **line)
+        mean_band(axis, range(5), 100 * np.array(rows), label=optimizer.name, marker="o", **line)
     labels = ["0", *(f"{100 * share:g}" for share in SHARES)]
     axis.set(xlabel="weights set to 0, %", ylabel="test accuracy, %")
     axis.set_xticks(range(5), labels)
@@ -89,18 +96,22 @@ def pruning(study: Study) -> Figure:
     return figure
 
 
-def weights(study: Study) -> Figure:
+def weights(study: ComparisonResults) -> Figure:
     """Histograms of the sizes of attention's weights."""
     from mirrorhead.lab.evaluation.sparsity import LARGE
 
     figure, axes = panels(3, height=3.6, sharey=True)
-    rivals = [rival for rival in study.trained if rival.name in SHOWN] or study.trained[:4]
+    optimizers = [
+        optimizer for optimizer in study.trained if optimizer.name in SHOWN
+    ] or study.trained[:4]
     for axis, kind in zip(axes, KINDS, strict=True):
-        for k, rival in enumerate(rivals):
-            edges, density = sizes(rival.runs[0].measures.weights[kind])
+        for k, optimizer in enumerate(optimizers):
+            edges, density = sizes(optimizer.runs[0].measures.weights[kind])
             colour = COLOURS[k % len(COLOURS)]
             seen = np.where(density > 0, density, np.nan)  # 0 has no place on a log axis
-            axis.stairs(seen, edges, baseline=None, color=colour, linewidth=1.5, label=rival.name)
+            axis.stairs(
+                seen, edges, baseline=None, color=colour, linewidth=1.5, label=optimizer.name
+            )
             axis.plot(edges[-1], density[-1], "o", color=colour, markersize=4, clip_on=False)
         axis.axvline(LARGE, color="#5c6370", linestyle=":", linewidth=1)
         axis.set(yscale="log", xlabel="size of a weight", title=f"W_{kind[0].upper()}")
@@ -109,10 +120,12 @@ def weights(study: Study) -> Figure:
     return figure
 
 
-def sizes(weights: Weights) -> tuple[np.ndarray, np.ndarray]:
-    """The histogram of |w| from that of w, as a density: edges from 0 and one value a bin.
+def sizes(weights: WeightStatistics) -> tuple[np.ndarray, np.ndarray]:
+    """Return the histogram of |w| from that of w, as a density: edges from 0, one value per bin.
 
-    >>> sizes(Weights(0, 0.0, 0.0, (-2.0, -1.0, 0.0, 1.0, 2.0), (1, 2, 4, 1)))
+    >>> from mirrorhead.lab.evaluation.results import Histogram
+    >>> histogram = Histogram((-2.0, -1.0, 0.0, 1.0, 2.0), (1, 2, 4, 1))
+    >>> sizes(WeightStatistics(0, 0.0, 0.0, histogram))
     (array([0., 1., 2.]), array([0.75, 0.25]))
     """
     edges, counts = np.array(weights.edges), np.array(weights.counts, dtype=float)
@@ -122,23 +135,23 @@ def sizes(weights: Weights) -> tuple[np.ndarray, np.ndarray]:
     return edges, both / max(both.sum(), 1) / np.diff(edges)
 
 
-def selection(study: Study) -> Figure:
+def selection(study: ComparisonResults) -> Figure:
     """AUPRC of attention and of gradient x input beside random, on the three sets."""
-    sets: list[tuple[str, float, Callable[[Run], Mapping[str, Any]]]] = [
+    sets: list[tuple[str, float, Callable[[RunResults], Mapping[str, Any]]]] = [
         ("ERASER val", study.random_eraser["val"].auprc, lambda run: run.measures.eraser["val"]),
         ("ERASER test", study.random_eraser["test"].auprc, lambda run: run.measures.eraser["test"]),
         ("edits, test", study.random_cad["test"].auprc, lambda run: run.measures.cad["test"]),
     ]
-    rivals: tuple[Rival, ...] = study.trained[::-1]
-    figure, axes = panels(3, height=1.3 + 0.36 * len(rivals), sharey=True)
+    optimizers: tuple[OptimizerResults, ...] = study.trained[::-1]
+    figure, axes = panels(3, height=1.3 + 0.36 * len(optimizers), sharey=True)
     for axis, (title, chance, of) in zip(axes, sets, strict=True):
-        for k, rival in enumerate(rivals):
+        for k, optimizer in enumerate(optimizers):
             for scorer, colour in (("gradient", COLOURS[1]), ("attention", COLOURS[0])):
-                scores = np.array(rival.values(lambda run, s=scorer, f=of: f(run)[s].auprc))
+                scores = np.array(optimizer.values(lambda run, s=scorer, f=of: f(run)[s].auprc))
                 _dots(axis, scores, k, colour, hollow=scorer == "gradient")
         axis.axvline(chance, color="#5c6370", linestyle="--", linewidth=1.2)
         axis.set(title=title, xlabel="AUPRC")
-    _rows(axes[0], [rival.name for rival in rivals])
+    _rows(axes[0], [optimizer.name for optimizer in optimizers])
     return figure
 
 

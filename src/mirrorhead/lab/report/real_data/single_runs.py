@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from mirrorhead.lab.evaluation.results import ComparisonResults
 from mirrorhead.lab.report.real_data import Part
-from mirrorhead.lab.report.tables import NOTHING, Cell, Table, number, word
+from mirrorhead.lab.report.table import NOTHING, Cell, Table, number, word
 
 
 def single_runs(runs: Mapping[str, ComparisonResults]) -> Part:
@@ -28,7 +28,7 @@ def single_runs(runs: Mapping[str, ComparisonResults]) -> Part:
         f"Runs that `mirrorhead evaluate` has measured: {len(rows)}.",
         "none",
         "mirrorhead train imdb --out runs/NAME && mirrorhead evaluate runs/NAME",
-        entries=(),
+        findings=(),
         figures=(),
         tables=(Table("single-runs-table", "Measures of each run", columns, rows, note),),
     )

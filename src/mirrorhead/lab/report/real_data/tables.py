@@ -9,8 +9,14 @@ from typing import Any
 import numpy as np
 
 from mirrorhead.lab.evaluation.rationales import EditScores, RationaleScores
-from mirrorhead.lab.report.real_data.results import KINDS, SHARES, Rival, Run, Study
-from mirrorhead.lab.report.tables import NOTHING, Cell, Table, between, mean, number, word
+from mirrorhead.lab.evaluation.results import (
+    KINDS,
+    SHARES,
+    ComparisonResults,
+    OptimizerResults,
+    RunResults,
+)
+from mirrorhead.lab.report.table import NOTHING, Cell, Table, between, mean, number, word
 
 PLUS_MINUS = "Mean over seeds ± their standard deviation."
 HEADINGS = {
@@ -24,7 +30,7 @@ HEADINGS = {
 SCORED = {"attention": "attention", "gradient": "gradient × input"}
 
 
-def tables(study: Study) -> list[Table]:
+def tables(study: ComparisonResults) -> list[Table]:
     """All tables of a study."""
     found = [_accuracy(study), _tuning(study), _pruned(study), _weights(study), _entropy(study)]
     for split, chance in study.random_eraser.items():
@@ -34,24 +40,26 @@ def tables(study: Study) -> list[Table]:
     return found
 
 
-def _accuracy(study: Study) -> Table:
+def _accuracy(study: ComparisonResults) -> Table:
     rows = []
-    for rival in study.rivals:
-        test = rival.values(lambda run: run.test_accuracy)
+    for optimizer in study.optimizers:
+        test = optimizer.values(lambda run: run.test_accuracy)
         rows.append(
             (
-                word(rival.name),
-                Cell(_rate(rival.chosen.lr), rival.chosen.lr) if rival.chosen else NOTHING,
-                _percent(rival, lambda run: run.test_accuracy),
+                word(optimizer.name),
+                Cell(_rate(optimizer.chosen.lr), optimizer.chosen.lr)
+                if optimizer.chosen
+                else NOTHING,
+                _percent(optimizer, lambda run: run.test_accuracy),
                 between(test, 2, 100),
-                _percent(rival, lambda run: run.validation_accuracy),
-                _percent(rival, lambda run: run.train_accuracy),
-                between(rival.values(lambda run: run.best_epoch), 0),
-                _seconds(rival),
-                _seeds(rival),
+                _percent(optimizer, lambda run: run.validation_accuracy),
+                _percent(optimizer, lambda run: run.train_accuracy),
+                between(optimizer.values(lambda run: run.best_epoch), 0),
+                _seconds(optimizer),
+                _seeds(optimizer),
             )
         )
-    columns = ("Rival", "lr", "Test %", "Lowest to highest", "Validation %", "Train %")
+    columns = ("Optimizer", "lr", "Test %", "Lowest to highest", "Validation %", "Train %")
     return Table(
         f"{study.name}-accuracy", "Accuracy",
         (*columns, "Best epoch", "Seconds an epoch", "Seeds"), tuple(rows),
@@ -61,42 +69,42 @@ def _accuracy(study: Study) -> Table:
     )  # fmt: skip
 
 
-def _tuning(study: Study) -> Table:
-    most = max(len(rival.tried) for rival in study.rivals)
+def _tuning(study: ComparisonResults) -> Table:
+    most = max(len(optimizer.tried) for optimizer in study.optimizers)
     rows = []
-    for rival in study.rivals:
-        cells = [_tried(rival, k) for k in range(most)]
-        rows.append((word(rival.name), *cells))
-    columns = ("Rival", *(f"Rate {k + 1}" for k in range(most)))
+    for optimizer in study.optimizers:
+        cells = [_tried(optimizer, k) for k in range(most)]
+        rows.append((word(optimizer.name), *cells))
+    columns = ("Optimizer", *(f"Rate {k + 1}" for k in range(most)))
     note = "Validation accuracy in % of each learning rate, with one seed; * is the chosen one,"
     note += " ** if it is the smallest or largest, so that a rate beyond might be better."
     return Table(f"{study.name}-tuning", "Tuning", columns, tuple(rows), note)
 
 
-def _tried(rival: Rival, k: int) -> Cell:
-    if k >= len(rival.tried):
+def _tried(optimizer: OptimizerResults, k: int) -> Cell:
+    if k >= len(optimizer.tried):
         return NOTHING
-    tried = rival.tried[k]
+    tried = optimizer.tried[k]
     if tried.validation_accuracy is None:
         return Cell(f"{_rate(tried.lr)}: diverged", NOTHING.key)
     star = ""
-    if rival.chosen and rival.chosen.lr == tried.lr:
-        rates = [one.lr for one in rival.tried]
+    if optimizer.chosen and optimizer.chosen.lr == tried.lr:
+        rates = [one.lr for one in optimizer.tried]
         star = " **" if tried.lr in (min(rates), max(rates)) else " *"
     percent = 100 * tried.validation_accuracy
     return Cell(f"{_rate(tried.lr)}: {percent:.2f}{star}", percent)
 
 
-def _pruned(study: Study) -> Table:
+def _pruned(study: ComparisonResults) -> Table:
     rows = [
         (
-            word(rival.name),
-            _percent(rival, lambda run: run.test_accuracy),
-            *(_percent(rival, lambda run, s=share: run.measures.pruned[s]) for share in SHARES),
+            word(optimizer.name),
+            _percent(optimizer, lambda run: run.test_accuracy),
+            *(_percent(optimizer, lambda run, s=share: run.measures.pruned[s]) for share in SHARES),
         )
-        for rival in study.trained
+        for optimizer in study.trained
     ]
-    columns = ("Rival", "Whole", *(f"{100 * share:g} % pruned" for share in SHARES))
+    columns = ("Optimizer", "Whole", *(f"{100 * share:g} % pruned" for share in SHARES))
     note = (
         "Test accuracy in % when the smallest weights of every matrix are set to 0, without"
         f" retraining. {PLUS_MINUS}"
@@ -104,20 +112,23 @@ def _pruned(study: Study) -> Table:
     return Table(f"{study.name}-pruned", "Accuracy after pruning", columns, tuple(rows), note)
 
 
-def _weights(study: Study) -> Table:
+def _weights(study: ComparisonResults) -> Table:
     indices = (("large", "≥ 0.06", 0), ("gini", "Gini", 3), ("hoyer", "Hoyer", 3))
     rows = [
         (
-            word(rival.name),
+            word(optimizer.name),
             *(
-                _defined(rival.values(lambda run, i=index, k=kind: _index(run, k, i)), digits)
+                _defined(optimizer.values(lambda run, i=index, k=kind: _index(run, k, i)), digits)
                 for index, _, digits in indices
                 for kind in KINDS
             ),
         )
-        for rival in study.trained
+        for optimizer in study.trained
     ]
-    columns = ("Rival", *(f"{name} {kind[0].upper()}" for _, name, _ in indices for kind in KINDS))
+    columns = (
+        "Optimizer",
+        *(f"{name} {kind[0].upper()}" for _, name, _ in indices for kind in KINDS),
+    )
     note = (
         "Weights of the key, query and value maps: how many are 0.06 and above in size (Figure"
         " 8), Gini and Hoyer index (0 if all are equal, 1 if one has everything; none where a run"
@@ -126,25 +137,25 @@ def _weights(study: Study) -> Table:
     return Table(f"{study.name}-weights", "Sparsity of attention", columns, tuple(rows), note)
 
 
-def _entropy(study: Study) -> Table:
+def _entropy(study: ComparisonResults) -> Table:
     rows = [
         (
-            word(rival.name),
-            mean(rival.values(lambda run: run.measures.entropy)),
-            mean(rival.values(lambda run: min(run.measures.entropy_by_head))),
-            mean(rival.values(lambda run: max(run.measures.entropy_by_head))),
+            word(optimizer.name),
+            mean(optimizer.values(lambda run: run.measures.entropy)),
+            mean(optimizer.values(lambda run: min(run.measures.entropy_by_head))),
+            mean(optimizer.values(lambda run: max(run.measures.entropy_by_head))),
         )
-        for rival in study.trained
+        for optimizer in study.trained
     ]
     note = (
         "Normalized entropy of what [CLS] looks at in the last layer, on test data: 1 if it looks"
         f" at all tokens alike, 0 if at one. {PLUS_MINUS}"
     )
-    columns = ("Rival", "All heads", "Sharpest head", "Flattest head")
+    columns = ("Optimizer", "All heads", "Sharpest head", "Flattest head")
     return Table(f"{study.name}-entropy", "Entropy of attention", columns, tuple(rows), note)
 
 
-def _rationales(study: Study, split: str, chance: RationaleScores) -> Table:
+def _rationales(study: ComparisonResults, split: str, chance: RationaleScores) -> Table:
     note = (
         f"ERASER {split}, {chance.documents} documents, of whose words people marked"
         f" {chance.chance:.1%}. {PLUS_MINUS}"
@@ -155,7 +166,7 @@ def _rationales(study: Study, split: str, chance: RationaleScores) -> Table:
     )  # fmt: skip
 
 
-def _edits(study: Study, split: str, chance: EditScores) -> Table:
+def _edits(study: ComparisonResults, split: str, chance: EditScores) -> Table:
     note = (
         f"Counterfactual pairs, {split}, {chance.pairs} of them, in which {chance.chance:.1%} of"
         f" the tokens were edited to flip the label. {PLUS_MINUS}"
@@ -170,23 +181,26 @@ def _selection(
     name: str,
     title: str,
     note: str,
-    rivals: Sequence[Rival],
-    of: Callable[[Run], Mapping[str, Any]],
+    optimizers: Sequence[OptimizerResults],
+    of: Callable[[RunResults], Mapping[str, Any]],
     chance: RationaleScores | EditScores,
 ) -> Table:
-    """Scores of attention and of its baselines, rows by scorer and then by rival."""
+    """Scores of attention and of its baselines, rows by scorer and then by optimizer."""
     columns = [field.name for field in fields(chance) if field.name in HEADINGS]
     rows = [
         (
-            word(rival.name),
+            word(optimizer.name),
             word(words),
-            *(mean(rival.values(lambda run, s=s, c=c: getattr(of(run)[s], c))) for c in columns),
+            *(
+                mean(optimizer.values(lambda run, s=s, c=c: getattr(of(run)[s], c)))
+                for c in columns
+            ),
         )
         for s, words in SCORED.items()
-        for rival in rivals
+        for optimizer in optimizers
     ]
     rows.append((word("–"), word("random"), *(number(getattr(chance, c)) for c in columns)))
-    headings = ("Rival", "Scored", *(HEADINGS[column] for column in columns))
+    headings = ("Optimizer", "Scored", *(HEADINGS[column] for column in columns))
     return Table(name, title, headings, tuple(rows), note)
 
 
@@ -195,11 +209,11 @@ def _rate(lr: float) -> str:
     return np.format_float_positional(lr, trim="-")
 
 
-def _percent(rival: Rival, of: Callable[[Run], float]) -> Cell:
-    return mean(rival.values(of), 2, 100)
+def _percent(optimizer: OptimizerResults, of: Callable[[RunResults], float]) -> Cell:
+    return mean(optimizer.values(of), 2, 100)
 
 
-def _index(run: Run, kind: str, index: str) -> float | None:
+def _index(run: RunResults, kind: str, index: str) -> float | None:
     return getattr(run.measures.weights[kind], index)
 
 
@@ -209,12 +223,12 @@ def _defined(values: Sequence[float | None], digits: int) -> Cell:
     return mean(found, digits) if len(found) == len(values) else NOTHING
 
 
-def _seconds(rival: Rival) -> Cell:
-    found = [s for s in rival.values(lambda run: run.seconds_per_epoch) if s is not None]
+def _seconds(optimizer: OptimizerResults) -> Cell:
+    found = [s for s in optimizer.values(lambda run: run.seconds_per_epoch) if s is not None]
     return number(min(found), 1) if found else NOTHING
 
 
-def _seeds(rival: Rival) -> Cell:
+def _seeds(optimizer: OptimizerResults) -> Cell:
     """How many runs; and how many seeds diverged, which means leave out."""
-    diverged = f" ({len(rival.diverged)} diverged)" if rival.diverged else ""
-    return Cell(f"{len(rival.runs)}{diverged}", len(rival.runs))
+    diverged = f" ({len(optimizer.diverged)} diverged)" if optimizer.diverged else ""
+    return Cell(f"{len(optimizer.runs)}{diverged}", len(optimizer.runs))

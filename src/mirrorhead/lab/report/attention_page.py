@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mirrorhead._version import __version__
 from mirrorhead.lab.evaluation.attention_reading import AttentionReading
-from mirrorhead.lab.report.templates import HERE, templates
+from mirrorhead.lab.report.page import read, templates
 
 #: Weights are whole numbers of this size in the page.
 UNIT = 1e-4
@@ -54,10 +54,8 @@ def render_attention(
         ],
         unit=UNIT,
         version=__version__,
-        css=Markup(
-            (HERE / "report.css").read_text("utf-8") + (HERE / "attention.css").read_text("utf-8")
-        ),
-        js=Markup((HERE / "attention.js").read_text("utf-8")),
+        css=Markup(read("report.css") + read("attention.css")),
+        js=Markup(read("attention.js")),
     )
 
 

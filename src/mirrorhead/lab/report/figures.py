@@ -1,0 +1,118 @@
+"""A matplotlib figure in a page: as SVG beside others, and its numbers as a table."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from markupsafe import Markup, escape
+
+from mirrorhead.lab.report.formulas import plain_text, powers
+from mirrorhead.lab.report.table import Cell, Table, word
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: Points of a line in the table of values; a longer line is sampled.
+POINTS = 9
+
+
+def inline_svg(figure: Figure, name: str, alt: str) -> Markup:
+    """Return the figure as an <svg> element whose ids start with `name`, described by `alt`.
+
+    matplotlib gives parts of every figure the same ids, and a style sheet that would hold for
+    the whole page. Here each reference finds its own part, and the page keeps its style.
+    """
+    import matplotlib
+
+    buffer = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": name}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    needless = r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->"
+    text = re.sub(needless, "", text, flags=re.DOTALL)
+    text = re.sub(r'\bid="', f'id="{name}-', text)
+    text = re.sub(r'((?:xlink:)?href="#|url\(#)', rf"\g<1>{name}-", text)
+    view = re.search(r'viewBox="[^"]*"', text)
+    if view is None:
+        raise ValueError("the SVG has no viewBox")
+    label = f"{name}-description"
+    width = float(figure.get_figwidth()) * 96 * 1.15  # pixels; a small figure stays small
+    opening = (
+        f'<svg {view.group()} xmlns="http://www.w3.org/2000/svg" '
+        f'xmlns:xlink="http://www.w3.org/1999/xlink" role="img" aria-labelledby="{label}" '
+        f'stroke-linejoin="round" stroke-linecap="butt" style="max-width: {width:.0f}px">'
+        f'<title id="{label}">{escape(plain_text(alt))}</title>'
+    )
+    return Markup(opening + text[text.index(">") + 1 :])
+
+
+def plotted_values(figure: Figure, name: str) -> Table:
+    """Return the numbers behind the lines of a figure: panel, line, x and y.
+
+    Of a long line `POINTS` points are shown, the first and the last among them.
+    """
+    rows: list[tuple[Cell, ...]] = []
+    named: dict[str, str] = {}  # a panel without a legend uses the colours of one that has it
+    lines = [(axis, line) for axis in figure.axes for line in axis.lines]
+    for _, line in lines:
+        if not str(line.get_label()).startswith("_"):
+            named.setdefault(str(line.get_color()), str(line.get_label()))
+    for axis, line in lines:
+        label = str(line.get_label())
+        label = named.get(str(line.get_color()), "–") if label.startswith("_") else label
+        rows += _rows(axis, label, np.asarray(line.get_xydata(), float))
+    for axis in figure.axes:
+        for patch in axis.patches:
+            if hasattr(patch, "get_data"):  # a histogram: its bins by their middle
+                data: Any = patch.get_data()
+                middle = (np.asarray(data.edges)[1:] + np.asarray(data.edges)[:-1]) / 2
+                points = np.column_stack([middle, np.asarray(data.values, float)])
+                rows += _rows(axis, str(patch.get_label()), points)
+    columns = ("Panel", "Line", "Axis x", "x", "Axis y", "y")
+    return Table(f"{name}-values", "Values of the figure", columns, tuple(rows))
+
+
+def _rows(axis: Any, label: str, points: np.ndarray) -> list[tuple[Cell, ...]]:
+    points = points[np.isfinite(points).all(1)]
+    if not len(points):
+        return []
+    chosen = np.unique(
+        np.linspace(0, len(points) - 1, min(POINTS, len(points))).round().astype(int)
+    )
+    panel = axis.get_title(loc="left") or axis.get_title() or "–"
+    x, y = (_words(text()) or "–" for text in (axis.get_xlabel, axis.get_ylabel))
+    ticks = dict(_named_ticks(axis))
+    return [
+        (
+            word(_words(panel)),
+            word(_words(label)),
+            word(x),
+            _number(a),
+            word(y),
+            Cell(ticks[b], b) if b in ticks else _number(b),
+        )
+        for a, b in points[chosen].tolist()
+    ]
+
+
+def _named_ticks(axis: Any) -> list[tuple[float, str]]:
+    """Ticks of the y axis that are words, such as the names of optimizers."""
+    pairs = zip(axis.get_yticks(), axis.get_yticklabels(), strict=False)
+    return [
+        (float(at), text.get_text())
+        for at, text in pairs
+        if re.search(r"[A-Za-z]{2}", text.get_text()) and "math" not in text.get_text()
+    ]
+
+
+def _number(value: float) -> Cell:
+    return Cell(powers(f"{value:.4g}"), value)
+
+
+def _words(text: str) -> str:
+    """A label of matplotlib without line breaks and formulas."""
+    return plain_text(" ".join(text.split())).replace("||", "‖")
