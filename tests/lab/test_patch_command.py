@@ -35,6 +35,8 @@ def test_make_apply_revert_info(files: Path, capsys: pytest.CaptureFixture[str])
     assert "layer.0" in printed and "patch: p.safetensors" in printed
     assert run("apply base p.safetensors -o patched --verify") == 0
     assert "verified to the bit" in capsys.readouterr().out
+    assert run("apply patched p.safetensors -o twice") == 2
+    assert "already patched with this patch" in capsys.readouterr().err
     assert run("revert patched p.safetensors -o again --verify") == 0
     for part in ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"):
         assert same_bits(load_file(files / "again" / part), load_file(files / "base" / part))

@@ -167,6 +167,40 @@ def test_models_are_patched_in_place_and_tied_weights_once() -> None:
     assert torch.equal(parameter, before)
 
 
+def test_tied_weights_that_a_file_stores_once_or_twice(tmp_path: Path) -> None:
+    weight = torch.randn(4, 3)
+    model = {"embed": weight, "head": weight}  # one tensor, two names
+    after = weight.clone()
+    after[1, 1] += 1
+    tuned = {"embed": after, "head": after}
+    for names in (["embed"], ["head"], ["embed", "head"]):
+        save_file({name: weight.clone() for name in names}, tmp_path / "base")
+        save_file({name: after.clone() for name in names}, tmp_path / "tuned")
+        for one, two in (
+            (tmp_path / "base", tuned),
+            (model, tmp_path / "tuned"),
+            (tmp_path / "base", tmp_path / "tuned"),
+        ):
+            patch = mh.Patch.between(one, two)
+            target_weight = weight.clone()
+            target = {"embed": target_weight, "head": target_weight}
+            patch.apply(target)
+            assert torch.equal(target_weight, after)
+            patch.revert(target)
+            assert torch.equal(target_weight, weight)
+
+
+def test_weights_that_fine_tuning_untied_are_refused_for_a_tied_model(tmp_path: Path) -> None:
+    weight = torch.randn(4, 3)
+    untied = {"embed": weight.clone(), "head": weight.clone()}
+    patch = mh.Patch.between(untied, {"embed": weight + 1, "head": weight - 1})
+    tied = {"embed": weight.clone()}
+    tied["head"] = tied["embed"]
+    with pytest.raises(mh.PatchError, match="'head' and 'embed' are one tensor there"):
+        patch.apply(tied)
+    assert torch.equal(tied["embed"], weight)
+
+
 def test_a_patch_does_not_follow_the_model_it_came_from() -> None:
     base, tuned = {"w": torch.zeros(3)}, {"w": torch.ones(3)}
     for whole in ((), ("w",)):

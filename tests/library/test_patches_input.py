@@ -112,6 +112,24 @@ class TestApply:
             patch.apply(base)
         assert same_bits(base, before)
 
+    def test_new_tensors_need_a_place_in_a_model_and_replace_nothing(
+        self, base: State, tmp_path: Path
+    ) -> None:
+        head = {"head.weight": torch.ones(2, 3)}
+        model = nn.Linear(2, 2)
+        patch = mh.Patch.between(model, model.state_dict() | head, whole="head.*")
+        with pytest.raises(mh.PatchError, match=r"no tensor 'head.weight'; give it that layer"):
+            patch.apply(model)
+        state = copy_of(model.state_dict()) | {"head.weight": torch.zeros(2, 3)}
+        save_file(state, tmp_path / "base.safetensors")
+        for target, out in ((state, None), (tmp_path / "base.safetensors", tmp_path / "out")):
+            with pytest.raises(mh.PatchError, match=r"has a tensor 'head.weight', which"):
+                patch.apply(target, out)
+        assert not state["head.weight"].any() and not (tmp_path / "out").exists()
+        model.add_module("head", nn.Linear(3, 2, bias=False))
+        patch.apply(model)
+        assert torch.equal(model.get_parameter("head.weight"), head["head.weight"])
+
     def test_twice(self, base: State, patch: mh.Patch) -> None:
         patch.apply(base)
         before = copy_of(base)

@@ -76,13 +76,19 @@ class Checkpoint:
     Attributes:
         label: how messages name the checkpoint.
         infos: name -> `TensorInfo`, in the order of names.
-        aliases: other names of tensors in `infos` (tied weights).
+        aliases: names of tensors that share their memory with another (tied weights) -> the first
+            name of that memory.
     """
 
     def __init__(self, label: str, infos: dict[str, TensorInfo], aliases: dict[str, str]) -> None:
         self.label = label
         self.infos = dict(sorted(infos.items()))
         self.aliases = aliases
+
+    def tied(self, name: str) -> set[str]:
+        """All names of the memory that a name stands for, itself included."""
+        first = self.aliases.get(name, name)
+        return {first, *(alias for alias, known in self.aliases.items() if known == first)}
 
     def pieces(self, name: str) -> Iterator[tuple[int, Tensor]]:
         """The tensor's numbers in order: (position of the first, flat tensor on the CPU)."""
@@ -98,13 +104,10 @@ class MemoryCheckpoint(Checkpoint):
         first: dict[Any, str] = {}
         for name, tensor in tensors.items():
             _check_tensor(name, tensor, label)
-            tensor = tensor.detach()
-            # Tied weights have several names and are one tensor: patched once, or twice by mistake.
+            self.tensors[name] = tensor = tensor.detach()
             place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
             known = first.setdefault(place if tensor.numel() else name, name)
-            if known == name:
-                self.tensors[name] = tensor
-            else:
+            if known != name:
                 aliases[name] = known
         infos = {
             name: TensorInfo(NAMES[tensor.dtype], tuple(tensor.shape))

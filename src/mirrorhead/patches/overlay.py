@@ -91,8 +91,19 @@ def _check_shapes(target: Checkpoint, tensors: Mapping[str, TensorPatch]) -> Non
                 problems.append(f"it has no tensor {name!r}")
         elif target.infos[name] != patch.info:
             problems.append(f"{name!r} is {target.infos[name]} there, {patch.info} in the patch")
+    for name, first in target.aliases.items():
+        if name in tensors and first in tensors and not _equal(tensors[name], tensors[first]):
+            problems.append(f"{name!r} and {first!r} are one tensor there, two in the patch")
     if problems:
         raise PatchError(few(f"the patch does not fit {target.label}: ", problems))
+
+
+def _equal(one: TensorPatch, other: TensorPatch) -> bool:
+    """Whether two patches of tensors write the same values to the same places."""
+    if (one.index is None) != (other.index is None) or len(one.values) != len(other.values):
+        return False
+    places = one.index is None or other.index is None or torch.equal(one.index, other.index)
+    return places and torch.equal(bits(one.values), bits(other.values))
 
 
 def _holds(target: Checkpoint, name: str, patch: TensorPatch) -> bool:

@@ -103,7 +103,11 @@ class Patch:
         def step(name: str) -> None:
             report.add(old.infos[name].bytes)
 
-        weights = sum(info.size for info in old.infos.values() if info.floating)
+        weights = sum(
+            info.size
+            for name, info in old.infos.items()
+            if info.floating and name not in old.aliases
+        )
         if tolerance is not None:
             found = kept_changes(old, new, sparse, float(tolerance), step)
         else:
@@ -149,11 +153,13 @@ class Patch:
         """Put the patch's values into a base; PatchError if it is not the patch's base.
 
         A model or state dict is changed in place, all or nothing. A file or folder is copied to
-        `out`, which must not exist.
+        `out`, which must not exist. Tensors that the base does not have are added to state dicts
+        and files; a model must have them already, with any values.
         """
         source = self._target(target, out)
         report = _Reading(progress, self._bytes_of(source) * (2 if out else 1))
         check_applicable(source, self.tensors, report.add)
+        self._check_new(target, source)
         if isinstance(source, FileCheckpoint):
             assert out is not None
             values = {name: (patch.index, patch.values) for name, patch in self.tensors.items()}
@@ -330,6 +336,14 @@ class Patch:
         ):
             raise TypeError(f"a {type(target).__name__} cannot be changed in place")
         return source
+
+    def _check_new(self, target: Any, source: Checkpoint) -> None:
+        """Tensors that are new to the base cannot be added to a model, nor replace others."""
+        for name in (name for name, patch in self.tensors.items() if patch.added):
+            if isinstance(target, nn.Module) and name not in source.infos:
+                raise PatchError(f"the model has no tensor {name!r}; give it that layer first")
+            if not isinstance(target, nn.Module) and name in source.infos:
+                raise PatchError(f"{source.label} has a tensor {name!r}, which the patch adds")
 
     def _verify(
         self,

@@ -54,8 +54,9 @@ def common_names(
 
     Raises PatchError for missing or extra tensors and for other shapes or dtypes.
     """
-    missing = [n for n in base.infos if n not in tuned.infos and n not in tuned.aliases]
-    extra = [n for n in tuned.infos if n not in base.infos and n not in base.aliases]
+    # A file stores tied weights once, a model lists them under each of their names.
+    missing = [name for name in base.infos if not base.tied(name) & tuned.infos.keys()]
+    extra = [name for name in tuned.infos if not tuned.tied(name) & base.infos.keys()]
     added = [name for name in extra if matches(name, whole)]
     problems = [f"{tuned.label} has no tensor {name!r}" for name in missing]
     problems += [
@@ -63,7 +64,11 @@ def common_names(
         for name in extra
         if name not in added
     ]
-    both = [name for name in base.infos if name in tuned.infos]
+    both = [
+        name
+        for name in base.infos
+        if name in tuned.infos and not (name in base.aliases and name in tuned.aliases)
+    ]
     for name in both:
         if base.infos[name] != tuned.infos[name]:
             problems.append(
