@@ -24,6 +24,7 @@ from mirrorhead.lab.datasets import (
     load_cifar10,
     load_eraser,
     load_imdb,
+    load_sentences,
     load_tokenizer,
     without,
 )
@@ -147,3 +148,17 @@ def test_real_reviews_can_be_learned(tmp_path: Path) -> None:
     assert outcome.best_accuracy > 0.6  # .70 was seen; the deviation of chance is .01
     (weights,) = attention_maps(model, other.batch([0, 1])[0])
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 1))
+
+
+@pytest.mark.parametrize("name", ["sst2", "trec", "subj", "cr"])
+def test_sentences_are_split_without_overlap(name: str) -> None:
+    task = load_sentences(name)
+    parts = (task.train, task.validation, task.test)
+    for part in parts:
+        assert sorted(set(part.labels.tolist())) == list(range(len(task.classes)))
+    made_here = {"sst2": (), "trec": (0, 1), "subj": (0, 1, 2), "cr": (0, 1, 2)}[name]
+    for one in made_here:
+        for other in made_here:
+            assert one == other or not set(parts[one].texts) & set(parts[other].texts)
+    if name == "cr":
+        assert sum(map(len, parts)) == 3771
