@@ -232,6 +232,12 @@ def zero_redundancy_is_one_process(_: Path) -> None:
         reference = Model()
         train(reference, cls(reference.parameters(), **options))
         assert_close(whole(model), dict(reference.named_parameters()))
+    model, reference = Model(), Model()
+    wrapped = DistributedDataParallel(model)
+    groups = attention_param_groups(model, p=1.1, named=False)
+    train(wrapped, ZeroRedundancyOptimizer(groups, MirrorAdam, lr=1e-2), part=mine())
+    train(reference, MirrorAdam(attention_param_groups(reference, p=1.1), lr=1e-2))
+    assert_close(whole(model), dict(reference.named_parameters()))
 
 
 def fsdp_is_one_process(_: Path) -> None:

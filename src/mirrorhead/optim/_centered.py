@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mirrorhead.optim._formula import _dithered, accumulate, direction
+from mirrorhead.optim._formula import accumulate, direction, dithered
 from mirrorhead.optim._param_state import ParamState, has_values, is_finite
 from mirrorhead.optim._sharded import local, reduce_shards
 from mirrorhead.potentials import inverse_exponent, signed_power
@@ -149,7 +149,7 @@ def _move_dual(state: ParamState, center: Tensor, scale: float) -> Tensor:
         d = direction(rule, g, m, v, h)
         edited = weights_at(u, its_center, rule.p, scale) != piece.weight
         start = torch.where(edited, mirror_around(piece.weight, its_center, rule.p, scale), u)
-        new = _dithered(rule, start, h.lr * d, h)
+        new = dithered(rule, start, h.lr * d, h)
         its_moved.copy_(new != start)
         for old, value in ((u, new), (piece.m, m), (piece.v, v)):
             if old is not None and value is not None:

@@ -121,7 +121,7 @@ def _move_dual(rule: UpdateRule, batch: list[ParamState], d: Tensors, lr: float)
     w, u = _list(batch, "weight"), _list(batch, "stored")
     first = batch[0].hyper
     exact, finite = _resync(rule, batch)
-    # As in _formula._dithered; the gap comes out negative, and both are divided by lr.
+    # As in _formula.dithered; the gap comes out negative, and both are divided by lr.
     gap = torch._foreach_add(u, u, alpha=-0.7 * torch.finfo(rule.wide).eps)
     torch._foreach_sub_(gap, u)
     step = gap

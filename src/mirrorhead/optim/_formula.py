@@ -55,7 +55,7 @@ class Hyper(NamedTuple):
 
     lr: float  # of u: for Adam it includes the tensor's scale and the bias correction of m
     decay: float = 0.0
-    dither: float = 0.0  # from -1/2 to 1/2; see `_dithered`
+    dither: float = 0.0  # from -1/2 to 1/2; see `dithered`
     grad_scale: float = 1.0
     momentum: float = 0.0
     gain1: float = 0.0  # 1 - beta1; float32 could not take it from beta1 without losing digits
@@ -175,7 +175,7 @@ def move(
         unedited = rule.unedited(rule.inverse(stored, h), w)
         mirrored = stored if rule.defer else rule.mirror(w.to(rule.wide), h)
         u = torch.where(unedited, stored, mirrored)
-        moved = _dithered(rule, u, h.lr * d, h)
+        moved = dithered(rule, u, h.lr * d, h)
         result = torch.where(moved == u, w, rounded(rule, rule.inverse(moved, h), noise))
         if rule.defer:  # NaN marks what `finish_edited` must still do; w keeps the edit
             moved = torch.where(unedited, moved, torch.nan)
@@ -210,13 +210,13 @@ def finish_edited(
 ) -> tuple[Tensor, Tensor]:
     """Take the deferred step of weights whose `stored` is NaN: those edited from outside."""
     u = rule.mirror(w.to(rule.wide), h)
-    moved = _dithered(rule, u, h.lr * d, h)
+    moved = dithered(rule, u, h.lr * d, h)
     result = torch.where(moved == u, w, rounded(rule, rule.inverse(moved, h), noise))
     marked = stored.isnan()
     return torch.where(marked, result, w), torch.where(marked, moved, stored)
 
 
-def _dithered(rule: UpdateRule, u: Tensor, step: Any, h: Hyper) -> Tensor:
+def dithered(rule: UpdateRule, u: Tensor, step: Any, h: Hyper) -> Tensor:
     """Return u - step, rounded up or down so that over many steps nothing is lost.
 
     A step of 1e-6 on u = 0.1 is 134.2 units in the last place; rounded to 134 each time,

@@ -211,7 +211,7 @@ def plan_descent(
     Args:
         centered: move all tensors by our formula, p = 2 included.
         scales: what to multiply each gradient by first, such as 1/||g||_q.
-        dither: from -1/2 to 1/2; see `_formula._dithered`.
+        dither: from -1/2 to 1/2; see `_formula.dithered`.
         seed: of the noise for stochastic rounding; another one for every step.
     """
     scales = [1.0] * len(params) if scales is None else scales
