@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from mirrorhead._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from mirrorhead.cross_validation import PChoice as PChoice
+    from mirrorhead.cross_validation import choose_p as choose_p
     from mirrorhead.margin import Check as Check
     from mirrorhead.margin import MarginSolution as MarginSolution
     from mirrorhead.margin import attention_svm as attention_svm
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 # The same names again, for the interpreter. A name is imported when it is first used, because
 # torch takes a second to import. A test compares the two lists.
 _HOMES = {
+    "cross_validation": ("PChoice", "choose_p"),
     "problem": ("AttentionProblem", "Gradient"),
     "margin": ("Check", "MarginSolution", "attention_svm", "svm"),
     "optim": ("MirrorAdam", "MirrorDescent", "ParamGroups", "attention_param_groups"),
