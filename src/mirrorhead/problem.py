@@ -212,6 +212,26 @@ class AttentionProblem:
         other.__dict__.pop("_values", None)
         return other
 
+    def with_scores(self, scores: Tensor) -> AttentionProblem:
+        """The same tokens and queries with given scores (..., n, T) in place of y_i v' x_it.
+
+        For one head and labels +1 and -1. The head v then has no meaning, and cannot be trained.
+
+        >>> X = torch.ones(1, 2, 3)
+        >>> problem = AttentionProblem(X, X[:, 0], [1.0], torch.zeros(3))
+        >>> problem.with_scores(torch.tensor([[0.0, 1.0]])).scores()
+        tensor([[0., 1.]], dtype=torch.float64)
+        """
+        check_problem(self, plain=True)
+        scores = as_floats("scores", scores, self.X)
+        if scores.shape != self.X.shape[:-1]:
+            shape = tuple(self.X.shape[:-1])
+            raise ValueError(f"scores must have shape {shape}, got {tuple(scores.shape)}")
+        other = object.__new__(AttentionProblem)
+        other.__dict__.update(self.__dict__)
+        other.__dict__["_values"] = scores[..., None, :, None]
+        return other
+
     def trial(self, index: int | slice) -> AttentionProblem:
         """One trial, or a slice of them, of a problem with one leading dimension.
 

@@ -38,6 +38,8 @@ TINY: dict[str, Any] = {
     "acceleration": quick("acceleration", trials=3, p=(2.0, 5.0), steps=(60, 60), lr=(0.1, 1.0)),
     "two-heads": quick("two-heads", trials=3, steps=SHORT),
     "three-classes": quick("three-classes", trials=3, steps=SHORT),
+    "two-layers": quick("two-layers", trials=3, steps=SHORT),
+    "choose-p": quick("choose-p", trials=3, n=(8, 12), d=5, T=3, p=(1.2, 2.0), fresh=40, steps=20),
 }
 
 

@@ -9,8 +9,10 @@ import pytest
 import scipy.optimize
 import torch
 
+import mirrorhead as mh
 from experiment_cases import doctored, tiny
 from mirrorhead.lab.experiments import (
+    choose_p,
     cones,
     theorem_4,
     theorem_5,
@@ -302,3 +304,45 @@ def test_three_classes_hold_only_where_all_become_one_hot() -> None:
     assert doctored("three-classes", **good, mass=mass) == "does not hold"
     stuck = good | {"divergence 3": np.full(shape, 0.001)}
     assert doctored("three-classes", **stuck, mass=np.ones_like(mass)) == "does not hold"
+
+
+# -- which p --------------------------------------------------------------------------------------
+
+
+def test_choose_p_measures_what_a_plain_loop_measures() -> None:
+    """One trial, one cell: solve, select tokens in fresh samples, compare with the planted W."""
+    _, result = tiny("choose-p")
+    settings = result.settings
+    generator = torch.Generator().manual_seed(1)
+    W = choose_p.planted("dense", 5, generator)
+    X = torch.randn(12 + 40, 3, 5, dtype=torch.float64, generator=generator)
+    z = torch.randn(12 + 40, 5, dtype=torch.float64, generator=generator)
+    tokens = (X @ W @ z.unsqueeze(-1)).squeeze(-1).argmax(-1)
+    for k, p in enumerate(settings.p):
+        found = mh.attention_svm(X[:12], z[:12], tokens[:12], p, settings.tol).W
+        right = (X[12:] @ found @ z[12:].unsqueeze(-1)).squeeze(-1).argmax(-1) == tokens[12:]
+        assert result["accuracy"][1, 1, 1, k] == pytest.approx(float(right.double().mean()))
+    alone = mh.choose_p(X[:12], z[:12], tokens[:12], settings.p, settings.folds, tol=settings.tol)
+    assert settings.p[result["chosen"][1, 1, 1]] == alone.p
+
+
+@pytest.mark.parametrize("kind", ["sparse entries", "sparse rows", "dense", "signs", "low rank"])
+def test_planted_matrices_are_what_they_are_called(kind: str) -> None:
+    W = choose_p.planted(kind, 20, torch.Generator().manual_seed(0))
+    expected = {"sparse entries": 12, "sparse rows": 40}.get(kind, 400)
+    assert int((W != 0).sum()) == expected
+    assert int(torch.linalg.matrix_rank(W)) == {"sparse rows": 2, "low rank": 2}.get(
+        kind, int(torch.linalg.matrix_rank(W))
+    )
+    assert kind != "signs" or bool((W.abs() == 1).all())
+
+
+def test_choose_p_is_judged_by_its_regret_and_its_gain() -> None:
+    _, result = tiny("choose-p")
+    shape = result["accuracy"].shape  # (trials, kinds, n, p)
+    accuracy = np.broadcast_to([0.6, 0.3], shape) + 0.01 * np.arange(3).reshape(3, 1, 1, 1)
+    small, large = np.zeros(shape[:3], int), np.ones(shape[:3], int)
+    assert doctored("choose-p", accuracy=accuracy, chosen=small) == "holds with a remark"
+    assert doctored("choose-p", accuracy=accuracy, chosen=large) == "does not hold"
+    level = np.broadcast_to([0.3, 0.3], shape)
+    assert doctored("choose-p", accuracy=level, chosen=small) == "does not hold"

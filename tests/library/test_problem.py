@@ -483,3 +483,20 @@ def test_lists_of_numbers_lose_no_digits():
     problem = mh.AttentionProblem(X, [[0.1, 0.7]], [1], [0.1, 0.3])
     assert torch.equal(problem.X, torch.tensor(X, dtype=torch.float64))
     assert torch.equal(problem.v, torch.tensor([0.1, 0.3], dtype=torch.float64))
+
+
+def test_scores_can_be_given():
+    """With the scores of a head they are that head's problem; other shapes are refused."""
+    problem = random_problem(2, n=3, T=4, d=5)
+    W = random_weights(problem, 3.0)
+    same = problem.with_scores(problem.scores())
+    assert torch.equal(same.gradient(W).mantissa, problem.gradient(W).mantissa)
+    assert torch.equal(same.loss(W), problem.loss(W))
+    other = problem.with_scores(-problem.scores())
+    flipped = mh.AttentionProblem(problem.X, problem.z, -problem.y, problem.v)
+    torch.testing.assert_close(other.gradient(W).value, flipped.gradient(W).value)
+    torch.testing.assert_close(other.loss(W), flipped.loss(W))
+    with pytest.raises(ValueError, match=r"scores must have shape \(2, 3, 4\), got \(2, 3\)"):
+        problem.with_scores(torch.zeros(2, 3))
+    with pytest.raises(ValueError, match="problem must have one head"):
+        random_problem(2, heads=2).with_scores(torch.zeros(2, 6, 8))

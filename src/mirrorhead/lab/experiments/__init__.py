@@ -27,6 +27,8 @@ NAMES = (
     "acceleration",
     "two-heads",
     "three-classes",
+    "two-layers",
+    "choose-p",
 )
 
 

@@ -1,0 +1,193 @@
+r"""Two layers: an open question of the paper, answered by experiment.
+
+The model is that of `two_layer_model.py`: self-attention W_1 for all queries, then attention W_2
+with the query z. Both matrices start at zero and follow normalized lp-AttGD, each by its own
+gradient. At the end layer 2 selects a row of H in every sample, and layer 1 selects a token for
+that row. Does each matrix approach the lp-AttSVM of the tokens that it sees at the end?
+
+    W_2:  tokens H_i, query z_i, selected row alpha_i
+    W_1:  tokens X_i, query x_i,alpha_i, the token that layer 1 selects for it
+
+W_1 is compared with the lp-AttSVM of all n T queries as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mirrorhead.lab.experiments.convergence import at_a_tenth
+from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
+from mirrorhead.lab.experiments.two_layer_model import TwoLayers
+from mirrorhead.lab.plots import COLOURS, legend_below, median_band, panels
+from mirrorhead.lab.verdicts import Verdict, judge, listed
+from mirrorhead.margin import MarginSolution, attention_svm
+from mirrorhead.paths._update_rules import Normalized
+from mirrorhead.paths.descent import direction_divergence, recorded_steps
+from mirrorhead.synthetic import random_problem
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ONE_HOT = 0.99  # attention above this on one token counts as one-hot
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(TrialSettings):
+    """p: exponents; steps and lr of each path; n, T, d: the size of the problems; tol: the
+    certified gap of the solutions."""
+
+    p: tuple[float, ...] = (1.75, 2.0, 3.0)
+    steps: tuple[int, ...] = (3000, 3000, 3000)
+    lr: tuple[float, ...] = (0.1, 0.1, 3.0)
+    n: int = 4
+    T: int = 4
+    d: int = 8
+    tol: float = 1e-9
+
+
+def run(settings: Settings) -> dict[str, Tensor]:
+    """For each p "layers p", the divergence of each layer to the lp-AttSVM of what it sees at the
+    end, (trials, records, 2). cross: at the end, to the solutions of every exponent, (trials,
+    exponents of the path, 2, exponents of the solution); all_queries: of W_1 to the solution of
+    all queries, (trials, exponents); one_hot: the share of samples with one-hot attention,
+    (trials, exponents, 2). NaN where a layer's tokens have no solution."""
+    model = TwoLayers(
+        random_problem(settings.trials, settings.n, settings.T, settings.d, settings.first)
+    )
+    arrays: dict[str, Tensor] = {}
+    cross, all_queries, one_hot = [], [], []
+    for p, steps, lr in zip(settings.p, settings.steps, settings.lr, strict=True):
+        weights = descend_both(model, p, steps, lr)  # (records, trials, 2, d, d)
+        seen = _Seen(model, weights[-1])
+        solutions = {r: seen.solutions(r, settings.tol) for r in settings.p}
+        divergence = [_divergence(solutions[p][layer], weights[:, :, layer]) for layer in range(2)]
+        arrays[f"layers {p:g}"] = torch.stack(divergence, -1).transpose(0, 1)
+        table = [
+            [_divergence(solutions[r][layer], weights[-1:, :, layer])[0] for r in settings.p]
+            for layer in range(2)
+        ]
+        cross.append(torch.stack([torch.stack(row, -1) for row in table], 1))
+        everything = seen.all_queries(p, settings.tol)
+        all_queries.append(_divergence(everything, weights[-1:, :, 0])[0])
+        one_hot.append(seen.one_hot())
+    return arrays | {
+        "cross": torch.stack(cross, 1),
+        "all_queries": torch.stack(all_queries, 1),
+        "one_hot": torch.stack(one_hot, 1),
+    }
+
+
+def descend_both(model: TwoLayers, p: float, steps: int, lr: float) -> Tensor:
+    """W_1 and W_2 of all trials at the recorded steps, (records, trials, 2, d, d), from zero."""
+    rule, X = Normalized(p, lr), model.problem.X
+    zero = X.new_zeros(len(X), X.shape[-1], X.shape[-1])
+    states = [rule.start(zero, 2) for _ in range(2)]
+    wanted, records = recorded_steps(steps), []
+    for step in range(1, steps + 1):
+        gradients = model.gradients(*(rule.weights(state) for state in states))
+        states = [rule.advance(*pair) for pair in zip(states, gradients, strict=True)]
+        if step in wanted:
+            records.append(torch.stack([rule.weights(state) for state in states], 1))
+    return torch.stack(records)
+
+
+class _Seen:
+    """What each layer sees, and selects, with the weights (trials, 2, d, d)."""
+
+    def __init__(self, model: TwoLayers, weights: Tensor) -> None:
+        self.problem = model.problem
+        self.first, self.second, self.H = model.forward(weights[:, 0], weights[:, 1])
+        self.row = self.second.argmax(-1)  # (trials, n)
+
+    def solutions(self, p: float, tol: float) -> tuple[MarginSolution, MarginSolution]:
+        """The lp-AttSVM of each layer."""
+        X, z = self.problem.X, self.problem.z
+        query = X.take_along_dim(self.row[..., None, None], -2).squeeze(-2)
+        token = self._at_row(self.first.argmax(-1))
+        return attention_svm(X, query, token, p, tol), attention_svm(self.H, z, self.row, p, tol)
+
+    def all_queries(self, p: float, tol: float) -> MarginSolution:
+        """The lp-AttSVM of layer 1 for every query x_it."""
+        X = self.problem.X
+        trials, n, T, d = X.shape
+        tokens = X.unsqueeze(2).expand(trials, n, T, T, d).flatten(1, 2)
+        return attention_svm(tokens, X.flatten(1, 2), self.first.argmax(-1).flatten(1), p, tol)
+
+    def one_hot(self) -> Tensor:
+        """The share of samples with one-hot attention in each layer, (trials, 2)."""
+        largest = (
+            self._at_row(self.first.softmax(-1).amax(-1)), self.second.softmax(-1).amax(-1)
+        )  # fmt: skip
+        return torch.stack([(mass > ONE_HOT).double().mean(-1) for mass in largest], -1)
+
+    def _at_row(self, x: Tensor) -> Tensor:
+        """The values (trials, n, query) at the row that layer 2 selects, (trials, n)."""
+        return x.take_along_dim(self.row.unsqueeze(-1), -1).squeeze(-1)
+
+
+def _divergence(solution: MarginSolution, W: Tensor) -> Tensor:
+    """The divergence of the directions of W (records, trials, d, d), NaN without a solution."""
+    found = direction_divergence(solution.p, solution.W, W, 2)
+    return found.where(solution.optimal, torch.nan)
+
+
+def verdict(result: Result[Settings]) -> Verdict:
+    """It holds if the divergence of nearly every layer is small and still falling like a power,
+    and smaller to the solution of its own p than to the others."""
+    settings = result.settings
+    ends, fell = [], []
+    for p, steps in zip(settings.p, settings.steps, strict=True):
+        values = result[f"layers {p:g}"]
+        ends.append(np.nanmedian(values[:, -1], 0))  # (2,)
+        fell.append((values[:, -1] < values[:, at_a_tenth(steps)] / 2).mean())  # NaN has not
+    cross = np.nanmedian(result["cross"], 0)  # (path, layer, solution)
+    own = all(cross[k, layer].argmin() == k for k in range(len(settings.p)) for layer in range(2))
+    others = np.nanmedian(result["all_queries"])
+    layers = [listed((end[layer] for end in ends), ".1e") for layer in range(2)]
+    off = np.array([np.delete(cross[k], k, -1) for k in range(len(settings.p))])
+    return judge(
+        f"p = {listed(settings.p, 'g')}: median D of layer 1 {layers[0]}, of layer 2 {layers[1]}; "
+        f"to the solutions of the other exponents {off.min():.1e} to {off.max():.1e}; attention is "
+        f"one-hot in {result['one_hot'][..., 0].mean():.0%} (layer 1) and "
+        f"{result['one_hot'][..., 1].mean():.0%} (layer 2) of the samples",
+        bool(np.max(ends) < 0.01 and min(fell) >= 0.9 and own),
+        "Layer 1 approaches the AttSVM of the queries that layer 2 selects, not of all queries "
+        f"(median D {others:.2g}).",
+    )
+
+
+def draw(result: Result[Settings]) -> Figure:
+    """The divergence of each layer to the AttSVM of what it sees, against the step."""
+    settings = result.settings
+    figure, axes = panels(len(settings.p), sharey=True)
+    for axis, p, steps in zip(axes, settings.p, settings.steps, strict=True):
+        x = sorted(recorded_steps(steps))
+        for layer in range(2):
+            values = result[f"layers {p:g}"][..., layer]
+            median_band(axis, x, values, color=COLOURS[layer], label=f"layer {layer + 1}")
+        axis.set(xscale="log", yscale="log", xlabel="step", title=f"p = {p:g}")
+    axes[0].set_ylabel("divergence to the AttSVM")
+    legend_below(figure, axes[0], columns=2)
+    return figure
+
+
+EXPERIMENT = Experiment(
+    name="two-layers",
+    title="Two layers (open question)",
+    claim=(
+        "Left open by the paper: in a model of two attention layers, the matrix of each layer "
+        "converges to the AttSVM of the tokens that it sees at the end of training."
+    ),
+    quick=Settings(trials=10, steps=(500, 500, 500)),
+    full=Settings(trials=50, n=6, T=8, d=10),
+    run=run,
+    draw=draw,
+    verdict=verdict,
+    chunk=25,
+    may_be_nan=("layers 1.75", "layers 2", "layers 3", "cross", "all_queries"),
+)
