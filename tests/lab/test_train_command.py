@@ -78,6 +78,9 @@ def test_pictures_and_other_optimizers(slices: Path) -> None:
         ("imdb --partial --momentum 0.9", "--lr is needed for mirror-descent"),
         ("imdb --partial --normalize global", "--lr is needed for mirror-descent"),
         ("imdb --partial --l1 0.1", "--lr is needed for mirror-descent"),
+        ("imdb --partial --warmup 1", "warmup must be at least 0 and less than 1"),
+        ("imdb --partial --clip -1", "clip must be greater than 0"),
+        ("imdb --partial --stop-at 99.5", "stop_at must be above 0 and at most 1"),
         ("imdb --partial --epochs 0", "epochs must be at least 1, got 0"),
         ("imdb --partial --batch-size 0", "batch_size must be at least 1, got 0"),
         ("imdb --partial --optimizer sgd --lr -1", "lr must be greater than 0"),
@@ -100,6 +103,28 @@ def test_options_reach_the_settings() -> None:
     name = "laptop-imdb-mirror-descent-lr0.1-p1.5-normalize-global-batch7-fsdp-compiled-seed0"
     assert command._name(chosen) == name
     assert parse("imdb")._chosen() == preset("laptop")
+
+
+def test_the_schedule_and_limits_are_options() -> None:
+    usual = preset("laptop").training
+    assert (usual.schedule, usual.clip, usual.stop_at) == ("cosine", 1.0, None)
+    line = "imdb --schedule constant --warmup 0.1 --clip 0.5 --stop-at 0.995"
+    command = parse(line)
+    chosen = command._chosen()
+    training = chosen.training
+    assert (training.schedule, training.warmup) == ("constant", 0.1)
+    assert (training.clip, training.stop_at) == (0.5, 0.995)
+    name = command._name(chosen)
+    assert name.endswith("-constant-warmup0.1-clip0.5-stop-at0.995-seed0")
+    off = parse("imdb --preset paper-3 --clip 0 --stop-at 0")._chosen().training
+    assert off.clip is None and off.stop_at is None
+    assert preset("paper-3").training.stop_at == 0.995
+
+
+def test_scalars_for_tensorboard(slices: Path) -> None:
+    command = parse("cifar10 --optimizer sgd --lr 0.01 --epochs 1 --partial --tensorboard --out a")
+    assert command.run() == 0
+    assert list(Path("a/tensorboard").glob("events*"))
 
 
 @pytest.mark.slow

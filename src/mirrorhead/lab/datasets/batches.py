@@ -1,4 +1,4 @@
-"""The order in which examples are seen: shuffled, and in buckets of like length."""
+"""The order of examples: shuffled, in batches of similar length."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-#: So many batches are sorted by length together: nearly no padding, and still much chance.
+#: Batches that are sorted by length together: little padding, and still enough randomness.
 POOL = 64
 
 
 class Examples(Protocol):
-    """What can be trained on: `Encoded`, `Pictures`, or anything of the user's own."""
+    """The interface of training data: `Encoded`, `Pictures`, or a class of your own."""
 
     @property
     def labels(self) -> np.ndarray: ...
@@ -31,9 +31,9 @@ def epoch_batches(
     epoch: int,
     lengths: np.ndarray | None = None,
 ) -> list[np.ndarray]:
-    """Every index once, in batches; a function of the arguments alone.
+    """Return every index once, in batches; the order depends on the arguments alone.
 
-    So a run that was stopped in the middle of an epoch finds the rest of it again. With
+    So a run that was stopped in the middle of an epoch can resume there. With
     `lengths` (of all examples), pools of 64 batches are sorted by length before they are cut
     into batches, and the batches are shuffled after.
 
@@ -55,7 +55,7 @@ def epoch_batches(
 def even_batches(
     indices: np.ndarray, batch_size: int, lengths: np.ndarray | None = None
 ) -> list[np.ndarray]:
-    """Every index once, by length if given: the order to evaluate in."""
+    """Return every index once, sorted by length if given: the order for evaluation."""
     indices = np.asarray(indices)
     if lengths is not None:
         indices = indices[np.argsort(lengths[indices], kind="stable")]
@@ -63,7 +63,7 @@ def even_batches(
 
 
 def pieces(batch: np.ndarray, lengths: np.ndarray, tokens: int) -> list[np.ndarray]:
-    """A batch in pieces that are padded to at most `tokens` tokens each, or are one text.
+    """Cut a batch into pieces of at most `tokens` tokens with padding, or of one text.
 
     >>> [b.tolist() for b in pieces(np.array([0, 1, 2]), np.array([5, 6, 7]), 14)]
     [[0, 1], [2]]

@@ -1,8 +1,8 @@
 """Counterfactual pairs (Kaushik et al. 2020): a review, and the least edit that flips its label.
 
 The folder is cad-imdb/{train,dev,test}_paired.tsv: label, text, pair number; the original
-comes first, its revision second. Originals are reviews of IMDb's *train* split: leave them out
-of training (`splits.without`) before scoring on them.
+comes first, its revision second. Originals are reviews of IMDb's *train* split: exclude them
+from training (`splits.without`) before scoring on them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The Large Movie Review data set (Maas et al. 2011): 25,000 reviews to train, 25,000 to test.
 
 The folder is as published: aclImdb/{train,test}/{neg,pos}/ID_RATING.txt. Ratings up to 4 of
-10 are negative, from 7 on positive. 123 texts stand in train and in test; see `splits`.
+10 are negative, from 7 on positive. 123 texts are in both train and test; see `splits`.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def load_imdb(
 ) -> Texts:
     """Reviews of one split, negative ones first, each half in the order of its numbers.
 
-    That order matters: reviews of one film stand side by side, and `film_groups` uses it.
+    The order matters: reviews of one film are neighbours, and `film_groups` uses that.
 
     Args:
         split: "train" or "test".
         folder: of all data sets, or $MIRRORHEAD_DATA; aclImdb/ is in it.
-        download: fetch the set from its home if it is not there.
-        partial: accept a slice of the set.
+        download: download the set if it is missing.
+        partial: accept a part of the set.
     """
     check_split(split, SPLITS)
     root = locate("imdb", folder, download=download) / split

@@ -1,4 +1,4 @@
-"""IMDb as every experiment here uses it: what is trained on, what chooses, what is scored."""
+"""IMDb as every experiment here uses it: training, validation and test sets without overlap."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def imdb_protocol(
 ) -> Protocol:
     """IMDb without its overlaps, with a validation part of other films.
 
-    Left out of the published training split are the texts that stand in test too (test stays
-    as published), and every text of a counterfactual pair, so that both may be scored. What is
-    left is split by `validation_split`.
+    Two kinds of texts are removed from the published training split, so that both can be scored:
+    those that are also in test, which stays as published, and those of counterfactual pairs. The
+    rest is split by `validation_split`.
     """
     whole = load_imdb("train", folder, download=download, partial=partial)
     test = load_imdb("test", folder, download=download, partial=partial)

@@ -20,16 +20,16 @@ from mirrorhead.lab.runtime.errors import DataError
 
 #: A word that at most this many reviews have is likely a name: of a person, place or thing.
 RARE = 30
-#: So many rare words in common make one film of two reviews, wherever they stand ...
+#: Two reviews with this many rare words in common are of one film, wherever they are ...
 FAR = 4
-#: ... and so many of two that stand within a page of reviews, as a film has 30 at most.
+#: ... and with NEAR words if they are at most PAGE places apart, as a film has at most 30 reviews.
 NEAR, PAGE = 2, 30
 _WORD = re.compile(r"[a-z0-9']+")
 _NOT_LETTER = bytes(set(range(256)) - set(b"abcdefghijklmnopqrstuvwxyz0123456789"))
 
 
 def text_key(text: str) -> bytes:
-    """What two copies of a text have in common: letters and digits, in lower case.
+    """Return what copies of a text have in common: letters and digits, in lower case.
 
     >>> text_key("A <br />fine film!") == text_key("a fine  film")
     True
@@ -39,7 +39,7 @@ def text_key(text: str) -> bytes:
 
 
 def without(reviews: Texts, others: Iterable[str]) -> np.ndarray:
-    """Places of the reviews whose text is none of `others`.
+    """Return the places of the reviews whose text is not among `others`.
 
     >>> reviews = Texts(("Dull.", "Grand!", "So so"), np.array([0, 1, 0]), ("a", "b", "c"))
     >>> without(reviews, ["grand"])
@@ -50,7 +50,7 @@ def without(reviews: Texts, others: Iterable[str]) -> np.ndarray:
 
 
 def film_groups(reviews: Texts) -> np.ndarray:
-    """A number for each review; those that seem to be of one film, or copies, share it.
+    """Return a group number for each review; reviews of one film, and copies, share it.
 
     Two reviews belong together if they share at least 4 words that are rare in the set (2 to
     30 reviews have them), or at least 2 when they have the same label and stand at most 30
@@ -84,7 +84,7 @@ def film_groups(reviews: Texts) -> np.ndarray:
 def validation_split(
     reviews: Texts, share: float = 0.1, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Places to train on and places to validate on; no film on both sides.
+    """Return the places to train on and to validate on, with no film on both sides.
 
     Whole groups of `film_groups` are drawn at random, as long as they fit, until validation
     has `share` of each label.

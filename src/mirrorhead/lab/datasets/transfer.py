@@ -1,4 +1,4 @@
-"""Download a file so that it is whole, or try again where it stopped; unpack it with care."""
+"""Downloads that resume and are verified, and safe unpacking of archives."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ except ImportError:  # Windows
     fcntl = None
 
 CHUNK = 1 << 18
-#: No data set here is larger when unpacked: what is, is not what it says.
+#: No data set here is larger than this when unpacked.
 MOST_BYTES = 4 << 30
 
 Advance = Callable[[int], None]
@@ -43,9 +43,9 @@ def fetch(
 ) -> Path:
     """Download `url` to `path`, and check its size and SHA-256 before it gets its name.
 
-    What has come so far is kept in `path` + ".part": after a cut connection, a crash or a
-    kill the next attempt asks the server for the rest (HTTP Range). An attempt that brings
-    something does not count; `attempts` in a row that bring nothing are an error.
+    The part received so far is kept in `path` + ".part": after a lost connection, a crash or a
+    kill the next attempt asks the server for the rest (HTTP Range). `attempts` in a row that
+    receive nothing are an error.
     """
     part = path.with_name(path.name + ".part")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,8 +59,8 @@ def fetch(
         if got != sha256:
             part.unlink()
             raise DataError(
-                f"{url} has SHA-256 {got}, not {sha256}: the download was spoilt or the file at"
-                " its home has changed. Nothing was kept; try again"
+                f"{url} has SHA-256 {got}, not {sha256}: the download is corrupted, or the"
+                " published file has changed. Nothing was kept; try again"
             )
         os.fsync(file.fileno())
         os.replace(part, path)

@@ -1,4 +1,4 @@
-"""How sparse weights are, and what is left of a model without the small ones (Figure 8)."""
+"""Sparsity of weights, and pruning of the smallest ones (Figure 8)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Whether attention selects the tokens that people point at.
+"""Metrics that compare a score per token with the tokens that people marked or edited.
 
-A score for each token is compared with a mask of what people marked (ERASER's rationales) or
-edited to flip the label (counterfactual pairs). Documents count alike; test and validation of
-ERASER are marked in different ways and are never pooled.
+The mask is what people marked (ERASER's rationales) or edited to flip the label (counterfactual
+pairs). Every document has the same weight; test and validation of ERASER are marked in different
+ways and are never pooled.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The paper's models, plain and fast, and a way to see what they look at."""
+"""The paper's models, a wrapper for Hugging Face models, and attention maps of all of them."""
 
 from mirrorhead.lab.models.attention_maps import all_rows as all_rows
 from mirrorhead.lab.models.attention_maps import attention_maps as attention_maps

@@ -1,8 +1,8 @@
-"""What attention looks at, for any layer and head of a model that was not told to show it.
+"""Attention weights of any layer and head, read from outside the model.
 
 Models here, and those of Hugging Face by default, call torch's fused attention, which never
-forms the weights. `attention_maps` listens to those calls and computes the weights beside
-them from the same queries and keys; the model and its result are not touched.
+forms the weights. `attention_maps` intercepts those calls and computes the weights from the same
+queries and keys; the model and its result are not changed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 def attention_maps(
     model: nn.Module, *inputs: Any, layers: Collection[int] | None = None, **named: Any
 ) -> list[Tensor]:
-    """Attention weights of each layer, (b, heads, queries, keys); rows sum to 1.
+    """Return the attention weights of each layer, (b, heads, queries, keys); rows sum to 1.
 
     The model runs once, in evaluation mode and without gradients. The last layer of the models
     here has one query, [CLS], unless `model.every_row` is True.
@@ -57,9 +57,9 @@ def attention_maps(
 
 @contextmanager
 def all_rows(model: nn.Module) -> Iterator[None]:
-    """While it lasts, the last block of a model here has a row for every token, not [CLS] alone.
+    """Within the block, the last layer of a model here has a row for every token, not only [CLS].
 
-    Models of Hugging Face always have them all, and are left as they are.
+    Models of Hugging Face always have all rows, and are left as they are.
 
     >>> from mirrorhead.lab.models.text import TextClassifier, TextSettings
     >>> model = TextClassifier(TextSettings(vocabulary=9, dim=8, hidden=16, layers=1, heads=2))
@@ -88,7 +88,7 @@ def attention_weights(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """softmax(Q K' scale + mask), with the arguments of torch's scaled_dot_product_attention.
+    """Return softmax(Q K' scale + mask); arguments as in torch's scaled_dot_product_attention.
 
     Weights are those before dropout. A query that may see nothing has weights of 0.
     """

@@ -36,7 +36,7 @@ class SelfAttention(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None, rows: int | None = None) -> Tensor:
         """x: (b, T, dim); mask: (b, 1, 1, T), True where a token may be seen; -> (b, rows, dim).
 
-        With `rows`, only the first so many tokens look around; all of them are looked at.
+        With `rows`, only the first `rows` tokens have queries; all tokens have keys and values.
         """
         if rows == 1:
             return self._first_row(x, mask)
@@ -49,7 +49,7 @@ class SelfAttention(nn.Module):
         return self._join(F.scaled_dot_product_attention(q, k, v, mask, share))
 
     def _first_row(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """One query a head: it is taken to the tokens, and no token to keys and values.
+        """Return the first row alone, without computing keys and values.
 
         q' (W_k x_t) = (W_k' q)' x_t, and a mean of W_v x_t is W_v times the mean of x_t.
         """
@@ -68,7 +68,7 @@ class SelfAttention(nn.Module):
         return self._join(mean @ to_value.mT)
 
     def _drops(self, x: Tensor) -> bool:
-        """Whether weights are dropped where torch's fused attention can not do it."""
+        """Whether weights are dropped where torch's fused attention cannot do it."""
         on_cpu = x.device.type == "cpu" and not torch.compiler.is_compiling()
         return self.training and self.dropout > 0 and on_cpu
 

@@ -1,4 +1,4 @@
-"""Settings with a name: the paper's, for a GPU, and small ones of the same kind for a laptop."""
+"""Named settings: the paper's, for a GPU, and small ones of the same kind for a laptop."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PAPER_LR = {
 }
 #: What validation chose on IMDb at the laptop's size: docs/results.md.
 LAPTOP_LR = {1.1: 0.3, 1.5: 0.3, 2.0: 1.0, 3.0: 3e-3}
-#: The last so many training pictures choose; none of them is trained on.
+#: The last 5,000 training images are the validation set.
 CIFAR10_VALIDATION = 5_000
 
 NAMES = ("laptop", "laptop-vit", "paper-3", "paper-4", "paper-6", "vit-paper")
@@ -45,7 +45,7 @@ class Preset:
     training: TrainSettings
 
     def build(self) -> nn.Module:
-        """A new model, from torch's random numbers as they are."""
+        """Return a new model, initialised from torch's current random state."""
         if isinstance(self.model, TextSettings):
             return TextClassifier(self.model)
         return ViT(self.model)
@@ -53,7 +53,7 @@ class Preset:
 
 @dataclass(frozen=True)
 class Sets:
-    """What is trained on, what chooses, and what is scored once at the end."""
+    """Training set, validation set, and the test set that is scored once at the end."""
 
     train: Examples
     validation: Examples
@@ -61,7 +61,7 @@ class Sets:
 
 
 def preset(name: str, optimizer: OptimizerSettings | None = None, p: float = 1.1) -> Preset:
-    """Settings by name; mirror descent with the known learning rate of `p`, or another optimizer.
+    """Return settings by name, with mirror descent at the known rate for `p` or another optimizer.
 
     >>> preset("paper-3", p=2.0).training.optimizer
     OptimizerSettings(name='mirror-descent', lr=0.04, p=2.0, momentum=0.0, normalize=None,
@@ -115,7 +115,7 @@ def load_sets(
     download: bool = False,
     partial: bool = False,
 ) -> Sets:
-    """The data of a preset: IMDb by `imdb_protocol`, or CIFAR-10 without its last 5,000 to train.
+    """Load the data of a preset: IMDb by `imdb_protocol`, or CIFAR-10 with 5,000 for validation.
 
     Args:
         chosen: the preset.

@@ -1,4 +1,4 @@
-"""Everything that decides a run's result, in two records that can be written down."""
+"""Everything that decides a run's result, in two dataclasses."""
 
 from __future__ import annotations
 
@@ -74,13 +74,12 @@ class TrainSettings:
         warmup: share of all steps in which lr grows from 0.
         clip: largest 2-norm of the gradient, or None.
         stop_at: stop after an epoch in which this share of the training examples was
-            classified right (as they were seen, dropout included); 1 or less.
+            classified correctly, with dropout on; 1 or less.
         seed: of the order of examples and of dropout.
         checkpoint_every: steps between checkpoints, beside one after every epoch.
         keep: number of checkpoints to keep.
         compile: train through torch.compile.
-        fused: take the optimizer's steps in fused kernels. Those of this package are built by
-            torch.compile, in some seconds; on a CPU without a C++ compiler they are not fused.
+        fused: use the optimizer's fused kernels, where they can be built.
         parallel: with several processes, replicate the model ("ddp") or shard it ("fsdp").
     """
 
@@ -113,7 +112,7 @@ class TrainSettings:
             raise ValueError(f'parallel must be "ddp" or "fsdp", got {self.parallel!r}')
 
     def rate(self, step: int, steps: int) -> float:
-        """What lr is multiplied by in step number `step` of `steps`, counted from 0.
+        """Return the factor of lr in step number `step` of `steps`, counted from 0.
 
         >>> settings = TrainSettings(schedule="cosine", warmup=0.5)
         >>> [round(settings.rate(step, 4), 3) for step in range(4)]
