@@ -137,7 +137,7 @@ def _open(folder: Path, key: str) -> Encoded:
         ids = np.memmap(folder / "ids.u16", dtype="<u2", mode="r")
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"{folder} is damaged ({error}): {remedy}") from error
-    digest = hashlib.sha256(ids)
+    digest = hashlib.sha256(ids.data)
     digest.update(starts.tobytes() + labels.tobytes())
     shapes = (len(ids), starts.shape, labels.shape)
     if (

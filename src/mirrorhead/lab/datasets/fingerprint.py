@@ -34,9 +34,9 @@ def fingerprint(examples: Examples) -> str:
 
 def _inputs(examples: Examples) -> str | None:
     if isinstance(examples, Encoded):
-        return hashlib.sha256(np.ascontiguousarray(examples.ids)).hexdigest()
+        return hashlib.sha256(np.ascontiguousarray(examples.ids).data).hexdigest()
     if isinstance(examples, Pictures):
-        return hashlib.sha256(np.ascontiguousarray(examples.pixels)).hexdigest()
+        return hashlib.sha256(np.ascontiguousarray(examples.pixels).data).hexdigest()
     count = min(len(examples), SAMPLE)
     chosen = np.unique(np.linspace(0, len(examples) - 1, count).round().astype(np.int64))
     parts = [chosen[i : i + CHUNK] for i in range(0, len(chosen), CHUNK)]
@@ -52,5 +52,5 @@ def _read(examples: Examples, parts: list[np.ndarray]) -> str:
     for part in parts:
         inputs = examples.batch(part)[0].detach().cpu().contiguous()
         digest.update(f"{inputs.dtype} {tuple(inputs.shape)}\n".encode())
-        digest.update(inputs.flatten().view(torch.uint8).numpy())
+        digest.update(inputs.flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
