@@ -61,7 +61,8 @@ def test_unknown_options(arguments: list[str], capsys: pytest.CaptureFixture[str
 
 
 def reproduce(out: Path, *arguments: str) -> int:
-    return main(["reproduce", "--jobs", "1", "--out", str(out), *arguments])
+    places = ["--out", str(out), "--results", str(out / "results")]
+    return main(["reproduce", "--jobs", "1", *places, *arguments])
 
 
 def test_reproduce_from_the_first_run_to_the_report(

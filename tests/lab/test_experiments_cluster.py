@@ -90,7 +90,9 @@ def test_dask_with_a_worker_killed_in_the_middle(tmp_path: Path) -> None:
     with cluster(tmp_path, TOY_NAP="1.5", TOY_LOG=str(log)) as (address, workers):
         command = [sys.executable, "-m", "mirrorhead", "reproduce", "--only", "toy_experiment"]
         command += ["--backend", "dask", "--address", address]
-        with processes([*command, "--trials", "22", "--out", str(out)]) as (main,):
+        with processes([*command, "--trials", "22", "--out", str(out), "--results", "none"]) as (
+            main,
+        ):
             wait_for(lambda: {p for who in starts().values() for p in who} == set(workers))
             begun = starts()
             # The one that began last is sure to be at it still.

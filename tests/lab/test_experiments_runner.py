@@ -165,7 +165,16 @@ def test_a_killed_run_resumes_to_the_same_bits(
     how: signal.Signals,
 ) -> None:
     command = [sys.executable, "-m", "mirrorhead", "reproduce", "--only", "toy_experiment"]
-    command += ["--trials", "22", "--jobs", "2", "--out", str(tmp_path / "out")]
+    command += [
+        "--trials",
+        "22",
+        "--jobs",
+        "2",
+        "--out",
+        str(tmp_path / "out"),
+        "--results",
+        "none",
+    ]
     process = subprocess.Popen(
         command, env={**environment, "TOY_NAP": "2"}, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
@@ -210,7 +219,16 @@ def test_workers_end_when_their_parent_is_killed(
 ) -> None:
     """kill -9 of the command alone: its workers, minutes from their results, end in seconds."""
     command = [sys.executable, "-m", "mirrorhead", "reproduce", "--only", "toy_experiment"]
-    command += ["--trials", "22", "--jobs", "2", "--out", str(tmp_path / "out")]
+    command += [
+        "--trials",
+        "22",
+        "--jobs",
+        "2",
+        "--out",
+        str(tmp_path / "out"),
+        "--results",
+        "none",
+    ]
     process = subprocess.Popen(
         command, env={**environment, "TOY_NAP": "300"}, start_new_session=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

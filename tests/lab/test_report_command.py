@@ -32,7 +32,8 @@ def test_from_nothing_to_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert f"mirrorhead reproduce --out {out}" in error and "mirrorhead sweep imdb" in error
     assert not list(tmp_path.iterdir())
     # Experiments alone.
-    assert main(["reproduce", "--jobs", "1", "--only", "example-1", "--out", str(out)]) == 0
+    places = ["--out", str(out), "--results", str(tmp_path / "results")]
+    assert main(["reproduce", "--jobs", "1", "--only", "example-1", *places]) == 0
     capsys.readouterr()
     assert report(tmp_path) == 0
     printed = capsys.readouterr()
@@ -51,6 +52,28 @@ def test_from_nothing_to_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     text = page.read_text()
     assert 'id="example-1"' in text and 'id="cifar10"' in text and 'id="imdb"' not in text
     assert "imdb.json is not there" in text
+
+
+def test_reproduce_shows_real_data_where_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results, out = tmp_path / "results", tmp_path / "out"
+    command = ["reproduce", "--jobs", "1", "--only", "toy_experiment"]
+    command += ["--out", str(out), "--results", str(results)]
+    write(results, made_up("cifar10"))
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert "toy" in printed and "figure-11" in printed and "cifar10-pruning" in printed
+    assert max(map(len, printed.split("in a browser:")[0].splitlines())) <= 80
+    assert f"in a browser: {(out / 'report.html').as_uri()}" in printed
+    assert printed.endswith(f"report: {out / 'report.html'}\n")
+    page = (out / "report.html").read_text()
+    assert 'id="toy"' in page and 'id="cifar10"' in page
+    # A damaged file is named before anything is computed.
+    (results / "cifar10.json").write_text("{")
+    assert main([*command, "--trials", "12"]) == 2
+    assert "cifar10.json" in capsys.readouterr().err
+    assert len(list((out / "toy").glob("*.npz"))) == 3
 
 
 def test_real_data_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
