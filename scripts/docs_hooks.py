@@ -91,7 +91,8 @@ def markdown(docstring: str) -> str:
     ```
     """
     text = re.sub(r":math:`([^`]+)`", r"$\1$", docstring)
-    text = re.sub(r"^( *)\.\. math::\n((?:(?:\1 +.*)?\n)+)", _display, text, flags=re.M)
+    math = r"^( *)\.\. math::(.*)\n((?:(?:\1 +.*)?(?:\n|\Z))*)"
+    text = re.sub(math, _display, text, flags=re.M)
     text = re.sub(
         r"^( +)(\w+(?:, \w+)+):((?: .*|\n\1 +.*)+)(?:\n|\Z)", _arguments, text, flags=re.M
     )
@@ -104,7 +105,7 @@ def _arguments(match: re.Match[str]) -> str:
 
 
 def _display(match: re.Match[str]) -> str:
-    body = dedent(match[2]).strip()
+    body = "\n".join((match[2].strip(), dedent(match[3]).strip())).strip()
     if "&" in body or r"\\" in body:
         body = rf"\begin{{aligned}}{body}\end{{aligned}}"
     return indent(f"$$\n{body}\n$$\n\n", match[1])

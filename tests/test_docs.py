@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import io
 import os
 import re
@@ -186,6 +187,29 @@ def test_files_named_for_contributors_exist() -> None:
     assert len(named) > 30
     for file in named:
         assert (ROOT / file).exists() or (ROOT / "src" / "mirrorhead" / file).exists(), file
+
+
+@pytest.mark.parametrize(
+    ("docstring", "expected"),
+    [
+        ("a :math:`p > 1` b", "a $p > 1$ b"),
+        ("a\n\n.. math:: x^2\n\nb", "a\n\n$$\nx^2\n$$\n\nb"),
+        (".. math::\n    x,\n    y\n\nb", "$$\nx,\ny\n$$\n\nb"),
+        (
+            ".. math::\n    u &= 1, \\\\\n    w &= 2\n",
+            "$$\n\\begin{aligned}u &= 1, \\\\\nw &= 2\\end{aligned}\n$$\n\n",
+        ),
+        ("Args:\n    a, b: both.\n", "Args:\n    a: both.\n    b: both.\n"),
+        ("text\n\n>>> 1\n1", "text\n\n```pycon\n>>> 1\n1\n```\n"),
+        (">>> 1\n1\n\nmore\n", "```pycon\n>>> 1\n1\n```\n\nmore\n"),
+    ],
+)
+def test_docstrings_become_markdown(docstring: str, expected: str) -> None:
+    spec = importlib.util.spec_from_file_location("docs_hooks", ROOT / "scripts" / "docs_hooks.py")
+    assert spec and spec.loader
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    assert hooks.markdown(docstring) == expected
 
 
 def test_every_public_name_has_its_place_in_the_reference() -> None:
