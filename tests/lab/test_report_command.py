@@ -23,6 +23,7 @@ def report(folder: Path, *arguments: str) -> int:
     return main(["report", *places, *arguments])
 
 
+@pytest.mark.slow
 def test_from_nothing_to_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, page = tmp_path / "out", tmp_path / "out" / "report.html"
     # Nothing is there: it says how to get it, and writes nothing.

@@ -78,6 +78,7 @@ def test_the_loop_is_the_plain_loop(tmp_path: Path, name: str) -> None:
     assert not same(model, small_model())
 
 
+@pytest.mark.slow
 def test_every_optimizer_learns_the_task(tmp_path: Path) -> None:
     for i, name in enumerate(OPTIMIZERS):
         _, outcome = run(

@@ -75,6 +75,7 @@ def test_weights_at_zero_move_as_they_should(how: How) -> None:
     assert ((param.double() - expected).abs() <= 1e-3 * expected.abs()).all()
 
 
+@pytest.mark.slow
 @each_implementation
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("p", [1.1, 1.5, 1.75, 3, 6])

@@ -241,6 +241,7 @@ def test_no_other_search_does_better(p):
         assert float(problem.loss(found)) <= lowest + 1e-9
 
 
+@pytest.mark.slow
 def test_a_path_is_its_trial_and_its_seed():
     problem = random_problem(4, n=3, T=4, d=5)
     radii = torch.tensor([5.0, 15.0])
@@ -260,6 +261,7 @@ def test_a_path_is_its_trial_and_its_seed():
     assert torch.allclose(grid.W.flatten(1, 2), together.W, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_what_the_starts_saw_is_told():
     problem = random_problem(3)
     path = mh.regularization_path(problem, 2, [0.1, 100.0], starts=5)
@@ -366,6 +368,7 @@ def test_the_minimum_over_a_ball_may_lie_inside():
     assert torch.equal(path.all_log_excess.amin(1), path.log_excess)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("p", "seed"), [(1.2, 0), (2.0, 1), (2.0, 2), (5.0, 3)])
 def test_no_point_of_the_ball_does_better(p, seed):
     """Against a grid of the ball and scipy's SLSQP, where every sample contradicts itself.
