@@ -177,7 +177,7 @@ def choose_p(
     many = [x.expand(*lead, folds, *x.shape[len(lead) + 1 :]) for x in many]
     correct, codes = [], []
     for p in exponents:
-        solution = attention_svm(*many, p, tol, mask=allowed)
+        solution = attention_svm(*many, p=p, tol=tol, mask=allowed)
         logits = many[0].double() @ solution.W.unsqueeze(-3) @ many[1].double().unsqueeze(-1)
         logits = logits.squeeze(-1).masked_fill(~kept.unsqueeze(-3), -math.inf)
         right = (logits.argmax(-1) == many[2]).double()  # (..., folds, n)

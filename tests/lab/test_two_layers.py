@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mpmath
 import numpy as np
 import pytest
@@ -57,11 +59,11 @@ def test_directions_are_right_when_attention_is_one_hot(scale: float) -> None:
         assert all(float(gradient.log_norm) < -100 for gradient in found)
 
 
-def _matrix(x: Tensor) -> mpmath.matrix:
+def _matrix(x: Tensor) -> Any:
     return mpmath.matrix(x.tolist())
 
 
-def _exact_loss(problem: mh.AttentionProblem, W1: mpmath.matrix, W2: mpmath.matrix) -> mpmath.mpf:
+def _exact_loss(problem: mh.AttentionProblem, W1: Any, W2: Any) -> Any:
     """The formula of the model, as it is written."""
     total = mpmath.mpf(0)
     v = mpmath.matrix(problem.v.tolist())
@@ -74,7 +76,7 @@ def _exact_loss(problem: mh.AttentionProblem, W1: mpmath.matrix, W2: mpmath.matr
     return total
 
 
-def _attend(rows: list[mpmath.matrix], direction: mpmath.matrix) -> mpmath.matrix:
+def _attend(rows: list[Any], direction: Any) -> Any:
     logits = [(row.T * direction)[0] for row in rows]
     powers = [mpmath.exp(x - max(logits)) for x in logits]
     total = mpmath.matrix(len(rows[0]), 1)

@@ -210,4 +210,4 @@ def test_exponents_snap_to_quarters() -> None:
 def test_what_is_no_tensor_is_refused():
     for w in (None, [1.0, 2.0], torch.tensor([1, 2])):
         with pytest.raises(TypeError, match="expected a floating point tensor"):
-            PNorm(3).norm(w)
+            PNorm(3).norm(w)  # type: ignore[arg-type]

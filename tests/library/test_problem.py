@@ -472,7 +472,7 @@ def test_odd_weights_are_named():
     problem = random_problem(1, n=3, T=4, d=5).trial(0)
     for W in (None, "W", torch.ones(5, 5, dtype=torch.cfloat)):
         with pytest.raises(TypeError, match="W must be"):
-            problem.gradient(W)
+            problem.gradient(W)  # type: ignore[arg-type]
     for scale in (math.nan, -1.0, True):
         with pytest.raises(ValueError, match="scale must be a finite number >= 0"):
             random_weights(random_problem(1), scale)
@@ -480,7 +480,7 @@ def test_odd_weights_are_named():
 
 def test_lists_of_numbers_lose_no_digits():
     X = [[[0.1, 0.2], [0.3, 0.4]]]
-    problem = mh.AttentionProblem(X, [[0.1, 0.7]], [1], [0.1, 0.3])
+    problem = mh.AttentionProblem(X, [[0.1, 0.7]], [1], [0.1, 0.3])  # type: ignore[arg-type]
     assert torch.equal(problem.X, torch.tensor(X, dtype=torch.float64))
     assert torch.equal(problem.v, torch.tensor([0.1, 0.3], dtype=torch.float64))
 

@@ -30,6 +30,14 @@ def masked(problem: mh.AttentionProblem, seed: int = 0) -> mh.AttentionProblem:
     )
 
 
+def repeated(
+    problem: mh.AttentionProblem, count: int, v: Tensor | None = None
+) -> mh.AttentionProblem:
+    """The same data `count` times over, perhaps with a head for each."""
+    X, z, y = (x.expand(count, *x.shape) for x in (problem.X, problem.z, problem.y))
+    return mh.AttentionProblem(X, z, y, problem.v.expand(count, -1) if v is None else v)
+
+
 def stationarity(W: Tensor, gradient: Tensor, p: float, dims: tuple[int, ...]) -> Tensor:
     """mirror(W)/||W||^(p-1) against -gradient/||gradient||_q: 0 at a minimum over a sphere."""
     psi = mh.PNorm(p)
@@ -356,10 +364,7 @@ def test_the_minimum_over_a_ball_may_lie_inside():
     path = mh.regularization_path(problem, 2, radii)
     for radius, W, log_excess in zip(radii, path.W, path.log_excess, strict=True):
         grid = torch.linspace(-radius, radius, 200_001, dtype=torch.float64)
-        many = mh.AttentionProblem(
-            *(x.expand(len(grid), *x.shape) for x in (problem.X, problem.z, problem.y, problem.v))
-        )
-        losses = many.loss(grid.reshape(-1, 1, 1))
+        losses = repeated(problem, len(grid)).loss(grid.reshape(-1, 1, 1))
         assert float(problem.loss(W)) <= float(losses.min()) + 1e-9
         least = problem.loss_function.value(problem.scores().amax(-1)).mean()
         assert float((problem.loss(W) - least).log()) == pytest.approx(float(log_excess))
@@ -386,8 +391,7 @@ def test_no_point_of_the_ball_does_better(p, seed):
     axis = torch.linspace(-1, 1, 13, dtype=torch.float64)
     grid = torch.cartesian_prod(axis, axis, axis, axis)
     grid = grid[mh.PNorm(p).norm(grid, -1) <= 1].reshape(-1, 2, 2)
-    data = (problem.X, problem.z, problem.y, problem.v)
-    many = mh.AttentionProblem(*(x.expand(len(grid), *x.shape) for x in data))
+    many = repeated(problem, len(grid))
 
     for radius, W in zip((0.1, 30.0), path.W, strict=True):
 
@@ -413,11 +417,12 @@ def test_no_point_of_the_ball_does_better(p, seed):
 
 
 def test_a_trial_inside_does_not_change_its_neighbours():
-    clear = mh.AttentionProblem([[[1.0], [-1.0]]] * 3, torch.ones(3, 1), [1.0, 1.0, 1.0], [1.0])
     unclear = contradictory()
+    clear = mh.AttentionProblem(unclear.X, unclear.z, [1.0, 1.0, 1.0], unclear.v)
     both = mh.AttentionProblem(
-        *(torch.stack([getattr(x, name) for x in (clear, unclear)]) for name in "Xzyv")
-    )
+        torch.stack([clear.X, unclear.X]), torch.stack([clear.z, unclear.z]),
+        torch.stack([clear.y, unclear.y]), torch.stack([clear.v, unclear.v]),
+    )  # fmt: skip
     together = mh.regularization_path(both, 2, [2.0, 20.0], starts=3)
     assert together.active.tolist() == [[True, False], [True, False]]
     alone = mh.regularization_path(clear, 2, [2.0, 20.0], starts=3)
@@ -431,10 +436,8 @@ def test_a_joint_path_may_lie_inside_as_well():
     assert path.v is not None
     axis = torch.linspace(-1, 1, 401, dtype=torch.float64)
     W, v = torch.cartesian_prod(axis, axis).unbind(-1)
-    data = (problem.X, problem.z, problem.y)
-    many = [x.expand(len(W), *x.shape) for x in data]
     for radius, value, at in zip((0.5, 40.0), path.log_excess, path.v, strict=True):
-        grid = mh.AttentionProblem(*many, radius * v.unsqueeze(-1))
+        grid = repeated(problem, len(W), radius * v.unsqueeze(-1))
         assert float(value) <= float(grid.loss(radius * W.reshape(-1, 1, 1)).min().log()) + 1e-9
         assert float(at.abs()) <= radius
     assert path.active[0] and not (path.active[1] and path.v[1].abs() > 39.9)
