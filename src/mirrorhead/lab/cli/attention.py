@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,10 +75,7 @@ class Attention:
         if not self.sentences:
             raise UserError("give at least one sentence, in quotes")
         for sentence in self.sentences:
-            try:
-                sentence.encode()
-            except UnicodeEncodeError:  # Python keeps undecodable bytes as surrogates
-                raise UserError(f"SENTENCE is not valid UTF-8: {sentence!a}") from None
+            _decoded(sentence)
         if self.rollout and (self.layer is not None or self.head is not None):
             raise UserError("--rollout takes all layers and heads: leave out --layer and --head")
         if self.html is not None:
@@ -96,12 +94,13 @@ class Attention:
         from mirrorhead.lab.models import TextSettings
         from mirrorhead.lab.training import load_run
 
+        texts = [_decoded(sentence) for sentence in self.sentences]
         run = load_run(self.folder)
         settings = run.preset.model
         if not isinstance(settings, TextSettings):
             raise UserError(f"{self.folder} is a run on {run.preset.data}, which has no texts")
         tokenizer = load_tokenizer(self.data, max_length=settings.max_length, partial=self.partial)
-        return [read_attention(run.model, tokenizer, sentence) for sentence in self.sentences]
+        return [read_attention(run.model, tokenizer, sentence) for sentence in texts]
 
     def _check(self, reading: AttentionReading) -> None:
         layers, heads = reading.maps.shape[:2]
@@ -120,6 +119,14 @@ class Attention:
         return [("mean", reading.weights(layer)[0])] + [
             (f"head {head}", reading.weights(layer, head)[0]) for head in heads
         ]
+
+
+def _decoded(sentence: str) -> str:
+    """Return an argument read as UTF-8, in every locale; other bytes came as surrogates."""
+    try:
+        return os.fsencode(sentence).decode("utf-8")
+    except UnicodeError:
+        raise UserError(f"SENTENCE is not valid UTF-8: {sentence!a}") from None
 
 
 def _line(name: str, tokens: Sequence[str], weights: Tensor) -> Text:

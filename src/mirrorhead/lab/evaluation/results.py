@@ -237,11 +237,6 @@ class ComparisonResults(Struct, frozen=True, omit_defaults=True):
                     _check_keys(f"measures of {one.name}", _parts(run.measures), SPLITS)
 
     @property
-    def rivals(self) -> tuple[OptimizerResults, ...]:
-        """The optimizers, by the name that the file has for them."""
-        return self.optimizers
-
-    @property
     def trained(self) -> tuple[OptimizerResults, ...]:
         """The optimizers that have runs."""
         return tuple(one for one in self.optimizers if one.runs)
