@@ -13,8 +13,8 @@ from torch import Tensor
 
 import mirrorhead as mh
 from margin_cases import generator
-from mirrorhead.paths._continuation import Directions, follow
-from mirrorhead.paths._excess_loss import Excess, log_logistic, log_loss
+from mirrorhead.paths._continuation import Directions, follow_spheres
+from mirrorhead.paths._excess_loss import ExcessLoss, log_logistic, log_loss
 from mirrorhead.paths._lbfgs import minimize
 from mirrorhead.paths.descent import direction_divergence
 from mirrorhead.synthetic import example_2, random_problem
@@ -111,7 +111,7 @@ def test_excess_is_exact(loss, size, padded):
     direction = mh.attention_svm(problem.X, problem.z, tokens, mask=problem.mask).W
     g = generator(1)
     W = size * (direction + 0.1 * torch.randn(direction.shape, generator=g, dtype=torch.float64))
-    value, gradient = Excess(problem, problem.scores())(W, torch.arange(2))
+    value, gradient = ExcessLoss(problem, problem.scores())(W, torch.arange(2))
     true = problem.gradient(W)
     for k in range(2):
         assert float(value[k]) == pytest.approx(_log_excess(problem.trial(k), W[k]), abs=1e-9)
@@ -159,7 +159,7 @@ def _log_excess(problem: mh.AttentionProblem, W: Tensor) -> float:
 def test_the_leading_term_leads(loss):
     """It is convex, its gradient is its derivative, and L - L* tends to it."""
     problem = masked(random_problem(1, n=3, T=4, d=5, loss=loss))
-    excess, only = Excess(problem, problem.scores()), torch.tensor([0])
+    excess, only = ExcessLoss(problem, problem.scores()), torch.tensor([0])
     g = generator(2)
     for _ in range(20):
         A, B = torch.randn(2, 1, 5, 5, generator=g, dtype=torch.float64) * 10
@@ -293,7 +293,7 @@ def test_an_optimum_met_late_is_carried_back_and_no_radius_is_worse_than_a_small
 
     radii = torch.tensor([1.0, 2.0, 4.0]).double().reshape(3, 1, 1)
     nowhere = torch.zeros(1, 1, dtype=torch.float64)
-    ends = follow(search, Directions(1, nowhere, 0), 3, radii, torch.ones(1, 1).double())
+    ends = follow_spheres(search, Directions(1, nowhere, 0), 3, radii, torch.ones(1, 1).double())
     assert ends.points.flatten().tolist() == [9.0, 9.0, 9.0]
     assert ends.values.flatten().tolist() == [-2.0, -4.0, -4.0]
     assert ends.reach.flatten().tolist() == [1.0, 2.0, 2.0]

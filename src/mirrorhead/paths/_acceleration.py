@@ -64,7 +64,7 @@ class Accelerated:
     reach: Tensor
 
     def start(self, w: Tensor, dims: int) -> State:
-        """At w, with a step of length 0 still to be judged: the first gradient is taken at w."""
+        """The state at w, with a pending step of length 0: the first gradient is taken at w."""
         zero, scalar = torch.zeros_like(w), self._floor(dims).to(w)
         return {
             "W": w.clone(),  # what has been accepted
@@ -84,7 +84,7 @@ class Accelerated:
         return state["W"] + state["a"] * state["move"]
 
     def recorded(self, state: State) -> Tensor:
-        """W(k) - W(j), or W(k) as long as that is not the larger part, as after a large init."""
+        """W(k) - W(j); W(k) while the difference is less than half of it, as after a large init."""
         W, dims = self.weights(state), self._dims(state["W"])
         rest = W - state["anchor"]
         larger = lp_norm(rest, self.p, dims, True) >= 0.5 * lp_norm(W, self.p, dims, True)

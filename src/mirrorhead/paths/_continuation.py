@@ -1,8 +1,8 @@
 """Minima over p-balls of growing radius, from several starts that are carried along.
 
-Two searches share the work. `follow` looks on the spheres: the minimum over a ball lies there
-whenever the best tokens can be selected. `search_inside` looks in the balls, and replaces the
-minimum of a sphere where it finds a lower value inside.
+Two searches share the work. `follow_spheres` looks on the spheres: the minimum over a ball lies
+there whenever the best tokens can be selected. `search_inside` looks in the balls, and replaces
+the minimum of a sphere where it finds a lower value inside.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ class Balls:
 
 
 @dataclass(frozen=True, eq=False)
-class Ends:
-    """The best of each radius, and all.
+class SphereMinima:
+    """The best minimum on the spheres of each radius, and the values of all starts.
 
     points: (radii, trials, N), of norm 1 on each sphere; values: (radii, trials);
     reach: (radii, trials, spheres), the radii they stand for, less than asked for where a
@@ -119,7 +119,9 @@ class Ends:
     all_values: Tensor
 
 
-def follow(search: Search, draw: Directions, starts: int, radii: Tensor, soft: Tensor) -> Ends:
+def follow_spheres(
+    search: Search, draw: Directions, starts: int, radii: Tensor, soft: Tensor
+) -> SphereMinima:
     """Minima at the radii (radii, trials, spheres), continued from the radii `soft` on.
 
     Of the starts that have met, all but one are replaced by random directions at the next stage. A
@@ -147,7 +149,7 @@ def follow(search: Search, draw: Directions, starts: int, radii: Tensor, soft: T
         reach[k] = torch.where(better, reach[k - 1], reach[k])
     values = torch.stack([value for _, value in best])  # (radii, trials, 1)
     others = torch.stack([value[:, 1:] for _, value in ends])
-    return Ends(
+    return SphereMinima(
         points=torch.stack([point[:, 0] for point, _ in best]),
         values=values.squeeze(-1),
         reach=torch.stack(reach),
@@ -156,7 +158,7 @@ def follow(search: Search, draw: Directions, starts: int, radii: Tensor, soft: T
 
 
 def search_inside(
-    ends: Ends, function_of: Callable[[int], Function], balls: Balls,
+    ends: SphereMinima, function_of: Callable[[int], Function], balls: Balls,
     directions: Tensor, radii: Tensor, soft: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The best points (radii, trials, N) of the balls, and all values (radii, starts, trials).
@@ -245,7 +247,7 @@ def on_sphere(M: Tensor, p: float) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
 
 
 def lowest_first(points: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """(trials, starts, N) and (trials, starts) in the order of the values."""
+    """Sort points (trials, starts, N) and values (trials, starts) by value."""
     values, order = values.sort(-1)
     return points.gather(1, order.unsqueeze(-1).expand_as(points)), values
 
@@ -279,6 +281,6 @@ def flattened(problem: AttentionProblem) -> AttentionProblem:
 def _choose(
     first: Tensor, one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Of two best (point, value) the first where `first`, (trials, 1)."""
+    """The (point, value) of `one` where `first` (trials, 1) is True, else of `other`."""
     point = torch.where(first.unsqueeze(-1), one[0][:, :1], other[0])
     return point, torch.where(first, one[1][:, :1], other[1])

@@ -1,16 +1,16 @@
-r"""The training loss near its end, as logarithms that do not cancel.
+r"""The excess L - L* of the training loss over its infimum, as a logarithm that does not cancel.
 
-With the tokens of the highest score selected in every sample the loss is L*; no W does
-better. For logits h, scores a_t, the best score b of a sample and the gaps b - a_t >= 0,
+L* is the loss with the token of the highest score selected in every sample; no W has a lower
+one. For logits h, scores a_t, the best score b of a sample and the gaps b - a_t >= 0,
 
     e_i     = sum_t s_it (b_i - a_it),     log e = logsumexp(h + log gap) - logsumexp(h),
     L - L*  = (1/n) sum_i l(b_i - e_i) - l(b_i),
 
-so log(L - L*) is right when L - L* is 1e-1000. Its slope in h_t is a positive number times
+so log(L - L*) is accurate when L - L* is 1e-1000. Its slope in h_t is a positive number times
 q_t - s_t, with q = softmax(h + log gap), which is 0 at the best token: nothing cancels there
 either.
 
-Instances are many W for few data: instance k belongs to trial k // starts.
+Several instances of W share the data of one trial: instance k belongs to trial k // starts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.nn.functional import softplus
 from mirrorhead.problem import AttentionProblem
 
 
-class Excess:
+class ExcessLoss:
     """log(L - L*) of many instances, for scores (instances, n, T) and one dimension of trials."""
 
     def __init__(self, problem: AttentionProblem, scores: Tensor) -> None:
@@ -55,7 +55,8 @@ class Excess:
         """log of (1/n) sum_i -l'(b_i) sum_t exp(h_t - h_best) (b_i - a_it), and its gradient.
 
         That is what L - L* tends to as attention becomes one-hot on the best tokens. It is
-        convex in W, and a wrong token costs what it is ahead by, where L - L* is flat.
+        convex in W. Where a wrong token is selected it grows with that token's lead in logits,
+        while L - L* is flat there.
         """
         h, token = self._logits(W, which), self.token[which]
         log_e, share = self._shortfall(h, which, h.gather(-1, token))

@@ -1,4 +1,4 @@
-"""L-BFGS for many small problems at once, each with its own step and its own end."""
+"""L-BFGS for many small problems at once, each with its own step and stopping test."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _flat(x: Tensor, value: Tensor, gradient: Tensor, tol: float) -> Tensor:
 def _wolfe(
     objective: Objective, which: Tensor, x: Tensor, f: Tensor, step: Tensor, slope: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Step lengths with f decreased enough and the slope risen enough; 0 where there is none."""
+    """Step lengths that satisfy the weak Wolfe conditions; 0 where none is found."""
     length = torch.ones_like(f)
     low, high = torch.zeros_like(f), torch.full_like(f, torch.inf)
     best = torch.zeros_like(f)

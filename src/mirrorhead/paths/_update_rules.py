@@ -24,7 +24,7 @@ State = dict[str, Tensor]
 
 
 class Rule(Protocol):
-    """What `descend` asks of a rule; one instance moves one parameter of all trials."""
+    """The interface of an update rule; one instance moves one parameter of all trials."""
 
     def start(self, w: Tensor, dims: int) -> State:
         """The state at the weights w, whose last `dims` dimensions are not trials."""

@@ -1,4 +1,4 @@
-"""What a path did: where it points, how fast it got there, what it attends to."""
+"""Diagnostics of a descent path: its limit direction, its rate, and the tokens it attends to."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Diagnostics:
         optimal, undecided = self.optimality.optimal, int(self.optimality.undecided.sum())
         open_cases = f" ({undecided} undecided)" if undecided else ""
         rate = f"rate {_median(self.rate):.2f}"
-        if self.path.rule != "accelerated":  # the theorem is not about that one
+        if self.path.rule != "accelerated":  # the theorem does not cover that rule
             rate += f" (Theorem 4: {theorem_rate(self.path.p):g}, often seen: "
             rate += f"{observed_rate(self.path.p):g})"
         return (
@@ -108,7 +108,7 @@ def theorem_rate(p: float) -> float:
 
 
 def observed_rate(p: float) -> float:
-    """What paths are seen to do: the square of the bound, D ~ ||W||^(-2 min(1, p-1))."""
+    """The exponent that paths show: that of the squared bound, D ~ ||W||^(-2 min(1, p-1))."""
     return 2 * theorem_rate(p)
 
 
@@ -150,5 +150,5 @@ def log_growth(path: Path) -> Tensor:
 
 
 def _median(x: Tensor) -> float:
-    """The median of what is not NaN."""
+    """The median of the values that are not NaN."""
     return float(x.flatten().nanmedian())

@@ -32,11 +32,11 @@ from mirrorhead.paths._continuation import (
     Function,
     check_radii,
     flattened,
-    follow,
+    follow_spheres,
     lowest_first,
     search_inside,
 )
-from mirrorhead.paths._excess_loss import Excess, log_loss
+from mirrorhead.paths._excess_loss import ExcessLoss, log_loss
 from mirrorhead.paths.descent import divergence_to
 from mirrorhead.potentials import PNorm, check_p, dual_exponent, lp_norm
 from mirrorhead.problem import AttentionProblem, check_problem
@@ -122,9 +122,9 @@ def regularization_path(
     The search on the sphere starts from the negative gradient at W = 0 and random directions,
     and at later stages from the ends of the stage before. Where several have met, one stays and
     random directions replace the others. Every stage has one more start: the minimiser of the
-    leading term of the excess, a convex function that does not stick to wrong tokens
-    (`Excess.leading_term`). A last sweep runs from the largest radius back to the smallest, since
-    an optimum found late may be the better one at smaller radii too.
+    leading term of the excess, a convex function that does not stick to wrong tokens. A last
+    sweep runs from the largest radius back to the smallest, since an optimum found late may be
+    the better one at smaller radii too.
 
     A second search looks inside the ball, from small weights on, and its result counts where it
     is lower: `norms` is then less than the radius, and `active` is False. That happens when no
@@ -152,17 +152,17 @@ def regularization_path(
     starts, seed = check_integer("starts", starts, 1), check_seed(seed)
     radii = check_radii("radii", radii, problem.trials).to(flat.X.device)
     scores = flat.scores()
-    if bool((Excess(flat, scores).log_gap == -torch.inf).flatten(1).all(-1).any()):
+    if bool((ExcessLoss(flat, scores).log_gap == -torch.inf).flatten(1).all(-1).any()):
         raise ValueError("problem has tokens of equal scores only: L does not depend on W")
     d = flat.X.shape[-1]
     balls = Balls(p, (d * d,))
 
     def excess_of(count: int) -> Function:
-        return _of_vectors(Excess(flat, scores.repeat_interleave(count, 0)), d)
+        return _of_vectors(ExcessLoss(flat, scores.repeat_interleave(count, 0)), d)
 
     def search(points: Tensor, radius: Tensor, tol: float) -> tuple[Tensor, Tensor]:
         kept = points.shape[1]
-        leading_term = _of_vectors(Excess(flat, scores).leading_term, d)
+        leading_term = _of_vectors(ExcessLoss(flat, scores).leading_term, d)
         guide, _ = balls.minima_on_spheres(leading_term, points[:, :1], radius, COARSE)
         points = torch.cat([points, guide], 1)
         found = balls.minima_on_spheres(excess_of(kept + 1), points, radius, tol)
@@ -173,7 +173,7 @@ def regularization_path(
     downhill = -PNorm(p).inverse(gradient.normalized(dual_exponent(p)).flatten(1))
     each = radii.reshape(len(radii), -1, 1)  # (radii, trials, 1)
     soft = soft_radius(flat, p).unsqueeze(-1)
-    ends = follow(search, Directions(d * d, downhill, seed), starts, each, soft)
+    ends = follow_spheres(search, Directions(d * d, downhill, seed), starts, each, soft)
     first = Directions(d * d, downhill, seed)(starts)
     W, values = search_inside(ends, excess_of, balls, first, each, soft)
     W = W.reshape(len(radii), *problem.weight_shape)
@@ -242,7 +242,7 @@ def joint_regularization_path(
         return _joint_minima(flat, function, balls, points, radius, tol)
 
     anywhere = flat.X.new_zeros(len(flat.X), d * d + d)
-    ends = follow(search, Directions(d * d + d, anywhere, seed), starts, both, soft)
+    ends = follow_spheres(search, Directions(d * d + d, anywhere, seed), starts, both, soft)
     first = Directions(d * d + d, anywhere, seed)(starts)
     points, values = search_inside(ends, log_loss_of, balls, first, both, soft)
     W, v = points.split(balls.sizes, -1)
@@ -307,7 +307,7 @@ def _joint_minima(
         v, _ = heads.minima_on_spheres(of_head, v, radius[:, 1:], tol)
         head = (radius[:, None, 1:] * v).unsqueeze(-2).unsqueeze(-1)  # (trials, starts, 1, d, 1)
         scores = flat.y[:, None, :, None] * (flat.X.unsqueeze(1) @ head).squeeze(-1)
-        excess = _of_vectors(Excess(flat, scores.flatten(0, 1)), d)
+        excess = _of_vectors(ExcessLoss(flat, scores.flatten(0, 1)), d)
         W, _ = weights.minima_on_spheres(excess, W, radius[:, :1], tol)
     points = torch.cat([W, v], -1)
     at = balls.scale(points, radius.unsqueeze(1)).flatten(0, 1)

@@ -23,7 +23,7 @@ from mirrorhead._checks import as_floats
 from mirrorhead.potentials import check_p
 from mirrorhead.problem import AttentionProblem, check_problem
 
-CHECKED = 512
+CHECKED = 512  # tokens in all samples of a problem that `warn_if_too_large` checks at most
 
 
 def largest_step(problem: AttentionProblem, W: Tensor, p: float) -> Tensor:
@@ -79,13 +79,12 @@ def largest_step(problem: AttentionProblem, W: Tensor, p: float) -> Tensor:
 def warn_if_too_large(
     problem: AttentionProblem, p: float, lr: float, weights: dict[str, Tensor], step: int
 ) -> bool:
-    """Warn if the constant rule leaves what Remark 1 allows at this step, and say whether.
+    """Warn if lr exceeds what Remark 1 allows at this step; return whether it does.
 
-    Problems with more than CHECKED tokens in all are left alone: the check would take longer
-    than the descent.
+    Problems with more than CHECKED tokens are not checked: that would take longer than the descent.
     """
     if "W" not in weights or "v" in weights or problem.heads or problem.classes:
-        return False  # the remark speaks of W alone
+        return False  # the remark is about W alone
     if problem.X.shape[-3] * problem.X.shape[-2] > CHECKED:
         return False
     bound = float(largest_step(problem, weights["W"], p).min())
