@@ -3,6 +3,7 @@
 #define MIRRORHEAD_NATIVE_H
 
 #include <math.h>
+#include <stdint.h>
 
 /* EXPORT(solve) is solve_avx2 in the objects compiled for AVX2, and so on. */
 #define JOIN_NAMES(name, set) name##_##set
@@ -15,5 +16,18 @@ extern double exp(double) __attribute__((simd("notinbranch"), const));
 extern double log(double) __attribute__((simd("notinbranch"), const));
 extern double pow(double, double) __attribute__((simd("notinbranch"), const));
 #endif
+
+/* The optimizer step works on blocks of this many bytes of weights, with a checksum of each. The
+ * keys are filled at load by processor.c: code that runs at load must be baseline code. */
+#define BLOCK_BYTES 4096
+extern uint32_t checksum_keys[BLOCK_BYTES / 4];
+
+static inline uint32_t mix(uint32_t x) { /* a bijection that looks random */
+    x ^= x >> 16;
+    x *= 0x7feb352du;
+    x ^= x >> 15;
+    x *= 0x846ca68bu;
+    return x ^ x >> 16;
+}
 
 #endif

@@ -1,4 +1,11 @@
 /* Which of the compiled instruction sets this processor has, and what the library was built from. */
+#include "native.h"
+
+uint32_t checksum_keys[BLOCK_BYTES / 4];
+
+__attribute__((constructor)) static void fill_keys(void) {
+    for (uint32_t k = 0; k < BLOCK_BYTES / 4; k++) checksum_keys[k] = mix(k * 0x9e3779b9u + 1);
+}
 
 /* The names of the usable sets, best first, separated by blanks. */
 const char *usable_sets(void) {

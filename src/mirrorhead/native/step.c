@@ -1,0 +1,356 @@
+/* One step of MirrorDescent or MirrorAdam, in one pass over memory: optim/_formula.py in C.
+ *
+ * The tensors are cut into blocks of 4 KB of weights. All of the step is done for one vector of
+ * weights after the other (step_vectors.h), in float for float32, bfloat16 and float16, in double
+ * for float64. The choices that a rule makes are the same for all vectors, so that the processor
+ * predicts the branches. Blocks are independent: the result does not depend on the number of
+ * threads.
+ *
+ * Edits of weights from outside are noticed by a checksum of the bits that each block had when it
+ * was last written. Only where it differs (or is missing) the weights are compared one by one.
+ */
+#include <float.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "native.h"
+#include "vectors.h"
+
+enum dtype { FLOAT32, FLOAT64, BFLOAT16, FLOAT16 };
+enum storage { PRIMAL, DUAL, WIDE };
+enum method { DESCENT, MOMENTUM, NESTEROV, ADAM };
+
+enum power { GENERAL, PRODUCTS, SQUARE, TENTH_POWER, ROOT };
+
+struct exponent {
+    double value, high, low; /* value = high + low, high in 12 bits: times 2^8 it is exact */
+    int64_t kind, whole, quarters; /* value = whole + quarters/4, unless it is GENERAL */
+};
+
+struct rule { /* UpdateRule of _formula.py */
+    int32_t dtype, storage, method, knee, stochastic, linear;
+    struct exponent mirror, inverse; /* p - 1 and 1/(p-1) */
+    double dual_floor;
+};
+
+struct tensor { /* ParamState and Hyper of _formula.py */
+    char *weight;
+    const char *grad;
+    char *stored, *m, *v;
+    uint64_t *checksums;
+    int64_t count;
+    uint64_t seed;
+    double lr, decay, dither, grad_scale, momentum, gain1, beta2, gain2, eps, root_bias;
+    double knee, dual_knee, slope;
+    int32_t grad_dtype, checked, finite, unused; /* whether checksums hold; finite is a result */
+};
+
+#define MOST_WEIGHTS (BLOCK_BYTES / 2)
+
+static int size_of(int dtype) { return dtype == FLOAT64 ? 8 : dtype == FLOAT32 ? 4 : 2; }
+
+/* --- checksums ------------------------------------------------------------------------------ */
+
+/* The NH hash: two blocks that differ have equal sums with probability 2^-32 at most. */
+INLINE long_words hash_vector(words x, const uint32_t *keys) {
+    words key;
+    memcpy(&key, keys, WIDTH);
+    const long_words y = (long_words)(x + key);
+    return lower_products(y, y >> 32);
+}
+
+INLINE uint64_t add_up(long_words x) {
+    uint64_t sum = 0;
+    for (int k = 0; k < WIDTH / 8; k++) sum += x[k];
+    return sum;
+}
+
+static uint64_t checksum(const char *bytes, long size) {
+    long_words sums[4] = {0};
+    words x;
+    long i = 0;
+    for (; i + 4 * WIDTH <= size; i += 4 * WIDTH)
+        for (int k = 0; k < 4; k++) {
+            memcpy(&x, bytes + i + k * WIDTH, WIDTH);
+            sums[k] += hash_vector(x, checksum_keys + i / 4 + k * WIDTH / 4);
+        }
+    for (; i < size; i += WIDTH) {
+        x = (words){0};
+        memcpy(&x, bytes + i, size - i < WIDTH ? size - i : WIDTH);
+        sums[0] += hash_vector(x, checksum_keys + i / 4);
+    }
+    return add_up(sums[0] + sums[1] + sums[2] + sums[3]);
+}
+
+/* --- half precision ------------------------------------------------------------------------- */
+
+static inline float as_float(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+static inline uint32_t as_bits(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    return bits;
+}
+
+static inline uint16_t to_bfloat16(float x) { /* to the nearest, ties to even */
+    const uint32_t bits = as_bits(x), up = bits + 0x7fff + (bits >> 16 & 1);
+    return (uint16_t)((x != x ? 0x7fc00000 : up) >> 16);
+}
+
+static inline float from_float16(uint16_t h) {
+    const uint32_t size = (uint32_t)(h & 0x7fff) << 13, sign = (uint32_t)(h & 0x8000) << 16;
+    /* Rebias the exponent by a product, which also normalises; but not that of inf and NaN. */
+    const uint32_t bits = as_bits(as_float(size) * 0x1p112f);
+    return as_float((size >= 0x0f800000 ? size | 0x7f800000 : bits) | sign);
+}
+
+static inline uint16_t to_float16(float x) { /* to the nearest, ties to even */
+    const uint32_t bits = as_bits(x), sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;
+    const uint32_t small = as_bits(as_float(size) + 0.5f) - 0x3f000000; /* below 2^-14 */
+    const uint32_t normal = (size - 0x38000000 + 0xfff + (size >> 13 & 1)) >> 13;
+    const uint32_t large = size > 0x7f800000 ? 0x7e00 : 0x7c00;
+    return (uint16_t)(sign | (size < 0x38800000 ? small : size < 0x477ff000 ? normal : large));
+}
+
+/* A block of any dtype as floats. */
+static void widen(const char *from, int dtype, float *restrict out, long n) {
+    const uint16_t *h = (const uint16_t *)from;
+    if (dtype == BFLOAT16)
+        for (long i = 0; i < n; i++) out[i] = as_float((uint32_t)h[i] << 16);
+    else if (dtype == FLOAT16)
+        for (long i = 0; i < n; i++) out[i] = from_float16(h[i]);
+    else if (dtype == FLOAT32)
+        memcpy(out, from, n * sizeof *out);
+    else
+        for (long i = 0; i < n; i++) out[i] = (float)((const double *)from)[i];
+}
+
+/* A block of floats rounded to half precision; `random` rounds bfloat16 up or down, unbiased. */
+static void narrow(const float *restrict from, int dtype, char *to, long n, int random,
+                   uint64_t seed, uint64_t first) {
+    uint16_t *restrict h = (uint16_t *)to;
+    if (dtype == FLOAT16)
+        for (long i = 0; i < n; i++) h[i] = to_float16(from[i]);
+    else if (!random)
+        for (long i = 0; i < n; i++) h[i] = to_bfloat16(from[i]);
+    else {
+        const uint32_t start = mix((uint32_t)seed ^ mix((uint32_t)(seed >> 32)));
+        const uint32_t key = mix(start + (uint32_t)(first >> 32)), at = (uint32_t)first;
+        for (long i = 0; i < n; i++) {
+            const uint32_t bits = as_bits(from[i]), noise = mix((at + (uint32_t)i) ^ key) & 0xffff;
+            const int finite = (bits & 0x7fffffff) < 0x7f800000;
+            h[i] = (uint16_t)(finite ? (bits + noise) >> 16 : to_bfloat16(from[i]));
+        }
+    }
+}
+
+/* struct rule and struct tensor in one type, as local variables that stay in registers. */
+#define UPDATE(REAL)                                                                       \
+    struct exponent_##REAL {                                                               \
+        REAL value, high, low;                                                             \
+        int64_t kind, whole, quarters;                                                     \
+    };                                                                                     \
+    struct update_##REAL {                                                                 \
+        REAL lr, decay, keep, dither, grad_scale, momentum, gain1, beta2, gain2, eps;      \
+        REAL root_bias, knee, dual_knee, slope, floor;                                     \
+        struct exponent_##REAL mirror, inverse;                                            \
+        int storage, method, bent, linear;                                                 \
+    }
+UPDATE(float);
+UPDATE(double);
+
+/* --- powers --------------------------------------------------------------------------------- */
+
+/* P and Q: Chebyshev interpolants of log2(1+f)/f and (2^r - 1)/r, with relative errors of 3e-8 and
+ * 2e-8. */
+static const float LOG2[] = {1.442695f, -0.721347333f, 0.48091061f, -0.360704828f, 0.287918324f, -0.23892034f, 0.215669859f, -0.207421035f, 0.126148466f};
+static const float EXP2[] = {0.693147188f, 0.240226509f, 0.055503571f, 0.00961805667f, 0.00133908674f, 0.000154614475f};
+
+/* x^e for x >= 0 from two polynomials, with a relative error below (2 + e) 2^-23:
+ *
+ *     x = 2^k (1 + f), 1 + f in [sqrt(1/2), sqrt(2)):   log2(x) = k + f P(f)
+ *     e log2(x) = m + r, m whole, |r| <= 1/2:           x^e     = 2^m (1 + r Q(r))
+ *
+ * k e is kept in two parts, the larger one exact, so that the size of x does not matter. Results
+ * far below the smallest normal number are 0, and so are powers of x below it. */
+INLINE floats general_float(floats x, const struct exponent_float *e) {
+    const words bits = (words)x, scaling = (bits - 0x3f3504f3) & 0xff800000;
+    const floats k = __builtin_convertvector((ints)scaling >> 23, floats);
+    const floats f = (floats)(bits - scaling) - 1;
+    /* By pairs and pairs of pairs: a chain of products and sums would wait for each. */
+    const floats f2 = f * f, f4 = f2 * f2;
+    const floats P = ((LOG2[0] + LOG2[1] * f) + (LOG2[2] + LOG2[3] * f) * f2) +
+                     ((LOG2[4] + LOG2[5] * f) + (LOG2[6] + LOG2[7] * f) * f2 + LOG2[8] * f4) * f4;
+    const floats large = k * e->high, rest = k * e->low + e->value * (f * P);
+    /* 2^-127 and 2^128 are written as the bits of 0 and inf. */
+    const floats y = at_most_float(at_least_float(large + rest, -127), 128);
+    const floats shifted = y + 0x1.8p23f; /* rounds to a whole number, in the lowest bits */
+    const floats m = shifted - 0x1.8p23f;
+    floats r = (large - m) + rest;
+    if (e->value > 100) r = at_most_float(at_least_float(r, -1), 1); /* where y was cut off */
+    const floats r2 = r * r;
+    const floats Q = (EXP2[0] + EXP2[1] * r) +
+                     ((EXP2[2] + EXP2[3] * r) + (EXP2[4] + EXP2[5] * r) * r2) * r2;
+    const floats scale = (floats)(((words)shifted - 0x4b400000 + 127) << 23);
+    const floats result = (floats)((ints)(scale * (1 + r * Q)) & (x >= FLT_MIN));
+    return pick_float(x <= FLT_MAX, result, x); /* inf and NaN stay */
+}
+
+INLINE doubles general_double(doubles x, const struct exponent_double *e) {
+    double lanes[WIDTH / 8];
+    memcpy(lanes, &x, WIDTH);
+#pragma omp simd
+    for (int k = 0; k < WIDTH / 8; k++) lanes[k] = pow(lanes[k], e->value);
+    memcpy(&x, lanes, WIDTH);
+    return x;
+}
+
+/* --- the step ------------------------------------------------------------------------------- */
+
+#define NAME(name) name##_float
+#define REAL float
+#define VEC floats
+#define INTS ints
+#define SIGN_BIT ((INTS)((words){0} + 0x80000000u))
+#define EPSILON FLT_EPSILON
+#define SMALLEST FLT_MIN
+#define LARGEST FLT_MAX
+#define ROOT_OF root_of_floats
+#include "step_vectors.h"
+#undef NAME
+#undef REAL
+#undef VEC
+#undef INTS
+#undef SIGN_BIT
+#undef EPSILON
+#undef SMALLEST
+#undef LARGEST
+#undef ROOT_OF
+
+#define NAME(name) name##_double
+#define REAL double
+#define VEC doubles
+#define INTS longs
+#define SIGN_BIT ((INTS)((long_words){0} + 0x8000000000000000u))
+#define EPSILON DBL_EPSILON
+#define SMALLEST DBL_MIN
+#define LARGEST DBL_MAX
+#define ROOT_OF root_of_doubles
+#include "step_vectors.h"
+
+/* Take the step of the weights first <= i < first + n of a tensor, one block. */
+static void step_block(const struct rule *rule, struct tensor *t, long first, long n, long block) {
+    const int size = size_of(rule->dtype), g_size = size_of(t->grad_dtype);
+    char *weight = t->weight + first * size;
+    const char *grad = t->grad + first * g_size;
+    uint64_t *seen = t->checksums ? t->checksums + block : NULL, sum;
+    const int unedited = seen && t->checked && *seen == checksum(weight, n * size);
+    int finite;
+    if (rule->dtype == FLOAT64) {
+        double g[BLOCK_BYTES / 8];
+        const double *gradient = (const double *)grad;
+        if (t->grad_dtype != FLOAT64) {
+            float narrow_g[BLOCK_BYTES / 8];
+            widen(grad, t->grad_dtype, narrow_g, n);
+            for (long i = 0; i < n; i++) g[i] = narrow_g[i];
+            gradient = g;
+        }
+        finite = advance_double(rule, t, (double *)weight, gradient, first, n, unedited, &sum);
+    } else {
+        float w[MOST_WEIGHTS], g[MOST_WEIGHTS];
+        float *weights = (float *)weight;
+        const float *gradient = (const float *)grad;
+        if (rule->dtype != FLOAT32) widen(weight, rule->dtype, weights = w, n);
+        if (t->grad_dtype != FLOAT32) widen(grad, t->grad_dtype, g, n), gradient = g;
+        finite = advance_float(rule, t, weights, gradient, first, n, unedited, &sum);
+        if (rule->dtype != FLOAT32) {
+            narrow(w, rule->dtype, weight, n, rule->stochastic, t->seed, (uint64_t)first);
+            if (seen) sum = checksum(weight, n * size);
+        }
+    }
+    if (seen) *seen = sum;
+    if (!finite) __atomic_store_n(&t->finite, 0, __ATOMIC_RELAXED);
+}
+
+struct share { /* the blocks begin <= k < end, counted through all tensors */
+    const struct rule *rule;
+    struct tensor *tensors;
+    long count, begin, end;
+};
+
+static void *work(void *argument) {
+    const struct share *share = argument;
+    const long length = BLOCK_BYTES / size_of(share->rule->dtype);
+    long before = 0; /* blocks of the tensors passed */
+    for (long i = 0; i < share->count && before < share->end; i++) {
+        struct tensor *t = share->tensors + i;
+        const long blocks = (t->count + length - 1) / length;
+        const long start = share->begin > before ? share->begin - before : 0;
+        const long end = share->end - before < blocks ? share->end - before : blocks;
+        for (long block = start; block < end; block++) {
+            const long first = block * length, left = t->count - first;
+            step_block(share->rule, t, first, left < length ? left : length, block);
+        }
+        before += blocks;
+    }
+    return NULL;
+}
+
+#define MOST_THREADS 256
+#define LEAST_BLOCKS 32 /* for a thread: starting one costs as much as a few */
+
+/* Move all tensors, which share a rule; `finite` of each says whether its gradient was. */
+void EXPORT(step)(const struct rule *rule, struct tensor *tensors, int64_t count, int64_t threads) {
+    const long length = BLOCK_BYTES / size_of(rule->dtype);
+    long blocks = 0;
+    for (long i = 0; i < count; i++) {
+        tensors[i].finite = 1;
+        blocks += (tensors[i].count + length - 1) / length;
+    }
+    if (threads > MOST_THREADS) threads = MOST_THREADS;
+    if (threads > blocks / LEAST_BLOCKS) threads = blocks / LEAST_BLOCKS;
+    if (threads < 1) threads = 1;
+    struct share shares[MOST_THREADS];
+    pthread_t others[MOST_THREADS];
+    int started[MOST_THREADS];
+    for (long k = 0; k < threads; k++) {
+        shares[k] = (struct share){rule, tensors, count, k * blocks / threads,
+                                   (k + 1) * blocks / threads};
+        started[k] = k > 0 && pthread_create(&others[k], NULL, work, &shares[k]) == 0;
+    }
+    for (long k = 0; k < threads; k++)
+        if (!started[k]) work(&shares[k]); /* the first share, and those without a thread */
+    for (long k = 1; k < threads; k++)
+        if (started[k]) pthread_join(others[k], NULL);
+}
+
+/* out = x^e, x >= 0, for the tests of the powers. */
+void EXPORT(power_float)(const float *x, float *out, int64_t n, const struct exponent *e) {
+    const struct rule rule = {.inverse = *e};
+    const struct tensor none = {0};
+    const struct update_float h = update_of_float(&rule, &none);
+    for (long i = 0; i < n; i += WIDTH / 4) {
+        floats vector = {0};
+        const long size = 4 * (n - i) < WIDTH ? 4 * (n - i) : WIDTH;
+        memcpy(&vector, x + i, size);
+        vector = power_float(vector, &h.inverse);
+        memcpy(out + i, &vector, size);
+    }
+}
+
+/* Only read and write as many bytes as a step does: the floor in benchmarks/step.py. */
+void EXPORT(move_bytes)(float **streams, int64_t reads, int64_t writes, int64_t n) {
+    for (long i = 0; i + WIDTH / 4 <= n; i += WIDTH / 4) {
+        words x = {0}, y;
+        for (long k = 0; k < reads; k++) {
+            memcpy(&y, streams[k] + i, WIDTH);
+            x ^= y;
+        }
+        for (long k = 0; k < writes; k++) memcpy(streams[k] + i, &x, WIDTH);
+    }
+}
