@@ -21,6 +21,7 @@ from mirrorhead import MirrorAdam, MirrorDescent
 LOOP: dict[str, Any] = {"foreach": False, "fused": False}
 FOREACH: dict[str, Any] = {"foreach": True}
 FUSED: dict[str, Any] = {"fused": True}
+NATIVE: dict[str, Any] = {}  # the default on a CPU
 
 shapes = st.lists(
     st.lists(st.integers(0, 7), min_size=0, max_size=3).map(tuple), min_size=1, max_size=4
@@ -93,7 +94,9 @@ descent_options = st.fixed_dictionaries(
 dtypes = st.sampled_from([torch.float32, torch.float64])
 
 
-@pytest.mark.parametrize("implementation", [LOOP, FOREACH], ids=["loop", "foreach"])
+@pytest.mark.parametrize(
+    "implementation", [LOOP, FOREACH, NATIVE], ids=["loop", "foreach", "native"]
+)
 @given(shapes, dtypes, st.integers(0, 1000), descent_options, st.booleans())
 def test_descent(
     implementation: dict[str, Any],
@@ -161,7 +164,9 @@ def check_adam(
     assert_agrees(params, expected, options["p"])
 
 
-@pytest.mark.parametrize("implementation", [LOOP, FOREACH], ids=["loop", "foreach"])
+@pytest.mark.parametrize(
+    "implementation", [LOOP, FOREACH, NATIVE], ids=["loop", "foreach", "native"]
+)
 @given(shapes, dtypes, st.integers(0, 1000), adam_options)
 def test_adam(
     implementation: dict[str, Any],

@@ -46,6 +46,7 @@ struct tensor { /* ParamState and Hyper of _formula.py */
     int32_t grad_dtype, checked, finite, unused; /* whether checksums hold; finite is a result */
 };
 
+#define CHUNK 16 /* vectors that go through a stage of the step together */
 #define MOST_WEIGHTS (BLOCK_BYTES / 2)
 
 static int size_of(int dtype) { return dtype == FLOAT64 ? 8 : dtype == FLOAT32 ? 4 : 2; }
@@ -178,7 +179,7 @@ static const float EXP2[] = {0.693147188f, 0.240226509f, 0.055503571f, 0.0096180
  *
  * k e is kept in two parts, the larger one exact, so that the size of x does not matter. Results
  * far below the smallest normal number are 0, and so are powers of x below it. */
-INLINE floats general_float(floats x, const struct exponent_float *e) {
+INLINE void log_stage(floats x, const struct exponent_float *e, floats *large, floats *rest) {
     const words bits = (words)x, scaling = (bits - 0x3f3504f3) & 0xff800000;
     const floats k = __builtin_convertvector((ints)scaling >> 23, floats);
     const floats f = (floats)(bits - scaling) - 1;
@@ -186,7 +187,11 @@ INLINE floats general_float(floats x, const struct exponent_float *e) {
     const floats f2 = f * f, f4 = f2 * f2;
     const floats P = ((LOG2[0] + LOG2[1] * f) + (LOG2[2] + LOG2[3] * f) * f2) +
                      ((LOG2[4] + LOG2[5] * f) + (LOG2[6] + LOG2[7] * f) * f2 + LOG2[8] * f4) * f4;
-    const floats large = k * e->high, rest = k * e->low + e->value * (f * P);
+    *large = k * e->high;
+    *rest = k * e->low + e->value * (f * P);
+}
+
+INLINE floats exp_stage(floats x, const struct exponent_float *e, floats large, floats rest) {
     /* 2^-127 and 2^128 are written as the bits of 0 and inf. */
     const floats y = at_most_float(at_least_float(large + rest, -127), 128);
     const floats shifted = y + 0x1.8p23f; /* rounds to a whole number, in the lowest bits */
@@ -201,13 +206,21 @@ INLINE floats general_float(floats x, const struct exponent_float *e) {
     return pick_float(x <= FLT_MAX, result, x); /* inf and NaN stay */
 }
 
-INLINE doubles general_double(doubles x, const struct exponent_double *e) {
-    double lanes[WIDTH / 8];
-    memcpy(lanes, &x, WIDTH);
+/* In two loops: the processor then works on several vectors at once. */
+INLINE void general_float(floats *x, int count, const struct exponent_float *e) {
+    floats large[CHUNK], rest[CHUNK];
+    for (int k = 0; k < count; k++) log_stage(x[k], e, &large[k], &rest[k]);
+    for (int k = 0; k < count; k++) x[k] = exp_stage(x[k], e, large[k], rest[k]);
+}
+
+INLINE void general_double(doubles *x, int count, const struct exponent_double *e) {
+    for (int k = 0; k < count; k++) {
+        double lanes[WIDTH / 8];
+        memcpy(lanes, &x[k], WIDTH);
 #pragma omp simd
-    for (int k = 0; k < WIDTH / 8; k++) lanes[k] = pow(lanes[k], e->value);
-    memcpy(&x, lanes, WIDTH);
-    return x;
+        for (int l = 0; l < WIDTH / 8; l++) lanes[l] = pow(lanes[l], e->value);
+        memcpy(&x[k], lanes, WIDTH);
+    }
 }
 
 /* --- the step ------------------------------------------------------------------------------- */
@@ -338,7 +351,7 @@ void EXPORT(power_float)(const float *x, float *out, int64_t n, const struct exp
         floats vector = {0};
         const long size = 4 * (n - i) < WIDTH ? 4 * (n - i) : WIDTH;
         memcpy(&vector, x + i, size);
-        vector = power_float(vector, &h.inverse);
+        power_float(&vector, 1, &h.inverse);
         memcpy(out + i, &vector, size);
     }
 }

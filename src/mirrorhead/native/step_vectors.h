@@ -43,36 +43,56 @@ INLINE void NAME(store)(REAL *x, VEC value) { memcpy(x, &value, WIDTH); }
 INLINE VEC NAME(size)(VEC x) { return (VEC)((INTS)x & ~SIGN_BIT); }
 INLINE VEC NAME(with_sign)(VEC size, VEC x) { return (VEC)((INTS)size | ((INTS)x & SIGN_BIT)); }
 
-/* x^e for x >= 0. */
-INLINE VEC NAME(power)(VEC x, const struct NAME(exponent) *e) {
-    if (e->kind == GENERAL) return NAME(general)(x, e);
-    if (e->kind == SQUARE) return x * x;
-    if (e->kind == TENTH_POWER) {
-        const VEC x2 = x * x, x4 = x2 * x2;
-        return x4 * x4 * x2;
+/* x^e for x >= 0, of each of `count` vectors. */
+INLINE void NAME(power)(VEC *x, int count, const struct NAME(exponent) *e) {
+    if (e->kind == GENERAL) {
+        NAME(general)(x, count, e);
+        return;
     }
-    if (e->kind == ROOT) return ROOT_OF(x);
-    VEC result = (VEC){0} + 1, square = x;
-    for (long bits = e->whole; bits; bits >>= 1, square *= square)
-        if (bits & 1) result *= square;
-    if (e->quarters == 0) return result;
-    const VEC root = ROOT_OF(x);
-    if (e->quarters == 2) return result * root;
-    return e->quarters == 1 ? result * ROOT_OF(root) : result * root * ROOT_OF(root);
+    for (int k = 0; k < count; k++) {
+        if (e->kind == SQUARE)
+            x[k] *= x[k];
+        else if (e->kind == TENTH_POWER) {
+            const VEC x2 = x[k] * x[k], x4 = x2 * x2;
+            x[k] = x4 * x4 * x2;
+        } else if (e->kind == ROOT)
+            x[k] = ROOT_OF(x[k]);
+        else {
+            VEC result = (VEC){0} + 1, square = x[k];
+            for (long bits = e->whole; bits; bits >>= 1, square *= square)
+                if (bits & 1) result *= square;
+            if (e->quarters) {
+                const VEC root = ROOT_OF(x[k]), fourth = ROOT_OF(root);
+                result *= e->quarters == 1 ? fourth : root;
+                if (e->quarters == 3) result *= fourth;
+            }
+            x[k] = result;
+        }
+    }
 }
 
 /* sign(c)|c|^(p-1) + (w - c)/T with c = w up to the knee. */
-INLINE VEC NAME(mirror)(const struct NAME(update) *h, VEC w) {
-    const VEC size = NAME(size)(w), c = h->bent ? NAME(at_most)(size, h->knee) : size;
-    const VEC value = NAME(power)(c, &h->mirror);
-    return NAME(with_sign)(h->bent ? value + (size - c) / h->slope : value, w);
+INLINE void NAME(mirror)(const struct NAME(update) *h, const VEC *w, VEC *out, int count) {
+    for (int k = 0; k < count; k++)
+        out[k] = h->bent ? NAME(at_most)(NAME(size)(w[k]), h->knee) : NAME(size)(w[k]);
+    NAME(power)(out, count, &h->mirror);
+    for (int k = 0; k < count; k++) {
+        const VEC size = NAME(size)(w[k]), c = NAME(at_most)(size, h->knee);
+        out[k] = NAME(with_sign)(h->bent ? out[k] + (size - c) / h->slope : out[k], w[k]);
+    }
 }
 
 /* sign(c)|c|^(1/(p-1)) + (u - c) T with c = u up to the knee; 0 where that is subnormal. */
-INLINE VEC NAME(inverse)(const struct NAME(update) *h, VEC u) {
-    const VEC size = NAME(size)(u), c = h->bent ? NAME(at_most)(size, h->dual_knee) : size;
-    const VEC value = NAME(power)((VEC)((INTS)c & ~(size < h->floor)), &h->inverse);
-    return NAME(with_sign)(h->bent ? value + (size - c) * h->slope : value, u);
+INLINE void NAME(inverse)(const struct NAME(update) *h, const VEC *u, VEC *out, int count) {
+    for (int k = 0; k < count; k++) {
+        const VEC size = NAME(size)(u[k]), c = h->bent ? NAME(at_most)(size, h->dual_knee) : size;
+        out[k] = (VEC)((INTS)c & ~(size < h->floor));
+    }
+    NAME(power)(out, count, &h->inverse);
+    for (int k = 0; k < count; k++) {
+        const VEC size = NAME(size)(u[k]), c = NAME(at_most)(size, h->dual_knee);
+        out[k] = NAME(with_sign)(h->bent ? out[k] + (size - c) * h->slope : out[k], u[k]);
+    }
 }
 
 /* The direction d of the step, from the gradient and the moments, which are updated. */
@@ -102,61 +122,82 @@ INLINE VEC NAME(move_dual)(const struct NAME(update) *h, VEC u, VEC d) {
 }
 
 /* inverse((1 - decay) mirror(w) - lr d), measured by the larger of the two: see relative of
- * _formula.py. */
-INLINE VEC NAME(move_primal)(const struct NAME(update) *h, VEC w, VEC d) {
-    const VEC step = h->lr * d;
-    if (h->linear) return h->keep * w - step; /* p = 2 */
-    if (h->bent) {                           /* p < 2, where u does not underflow */
-        const VEC u = NAME(mirror)(h, w), moved = u - (step + h->decay * u);
-        return NAME(pick)(moved == u, w, NAME(inverse)(h, moved));
+ * _formula.py. The result is in d. */
+INLINE void NAME(move_primal)(const struct NAME(update) *h, const VEC *w, VEC *d, int count) {
+    VEC size[CHUNK], moved[CHUNK];
+    if (h->linear) { /* p = 2 */
+        for (int k = 0; k < count; k++) d[k] = h->keep * w[k] - h->lr * d[k];
+        return;
     }
-    const VEC size = NAME(power)(NAME(size)(w), &h->mirror);
-    const INTS small = NAME(size)(step) <= size;
-    const VEC divisor = NAME(pick)(size < SMALLEST, SMALLEST + (VEC){0}, size);
-    const VEC ratio = (VEC)((INTS)step ^ ((INTS)w & SIGN_BIT)) / divisor;
-    const VEC argument =
-        NAME(pick)(small, h->keep - ratio, h->keep * NAME(with_sign)(size, w) - step);
-    const VEC grown = NAME(with_sign)(NAME(power)(NAME(size)(argument), &h->inverse), argument);
-    return NAME(pick)(small, w * grown, grown);
+    if (h->bent) { /* p < 2, where u does not underflow */
+        NAME(mirror)(h, w, size, count);
+        for (int k = 0; k < count; k++) moved[k] = size[k] - (h->lr * d[k] + h->decay * size[k]);
+        NAME(inverse)(h, moved, d, count);
+        for (int k = 0; k < count; k++) d[k] = NAME(pick)(moved[k] == size[k], w[k], d[k]);
+        return;
+    }
+    for (int k = 0; k < count; k++) size[k] = NAME(size)(w[k]);
+    NAME(power)(size, count, &h->mirror);
+    for (int k = 0; k < count; k++) {
+        const VEC step = h->lr * d[k];
+        const INTS small = NAME(size)(step) <= size[k];
+        const VEC divisor = NAME(pick)(size[k] < SMALLEST, SMALLEST + (VEC){0}, size[k]);
+        const VEC ratio = (VEC)((INTS)step ^ ((INTS)w[k] & SIGN_BIT)) / divisor;
+        const VEC argument =
+            NAME(pick)(small, h->keep - ratio, h->keep * NAME(with_sign)(size[k], w[k]) - step);
+        d[k] = (VEC)((INTS)NAME(pick)(small, w[k], (VEC){0} + 1) ^ ((INTS)argument & SIGN_BIT));
+        moved[k] = NAME(size)(argument);
+    }
+    NAME(power)(moved, count, &h->inverse);
+    for (int k = 0; k < count; k++) d[k] *= moved[k];
 }
 
-/* Take the step of LANES weights; `sum` is the checksum so far, of what is written. */
-INLINE void NAME(step_vector)(const struct NAME(update) *h, REAL *w,
-                              const REAL *g, REAL *stored, REAL *m, REAL *v, INTS *bad,
-                              const uint32_t *keys, long_words *sum) {
-    const VEC d = NAME(direction)(h, NAME(load)(g), m, v, bad), old = NAME(load)(w);
-    VEC new;
-    if (h->storage == DUAL) {
-        const VEC u = NAME(load)(stored), moved = NAME(move_dual)(h, u, d);
-        new = NAME(pick)(moved == u, old, NAME(inverse)(h, moved));
-        NAME(store)(stored, moved);
-    } else if (h->storage == WIDE) {
-        const VEC base = NAME(load)(stored), moved = NAME(move_primal)(h, base, d);
-        new = NAME(pick)(moved == base, old, moved);
-        NAME(store)(stored, moved);
-    } else
-        new = NAME(move_primal)(h, old, d);
-    NAME(store)(w, new);
-    if (h->storage != PRIMAL) *sum += hash_vector((words)new, keys);
+/* Take the step of `count` vectors of weights. Adds to the checksum of what is written. */
+INLINE void NAME(step_vectors)(const struct NAME(update) *h, REAL *w, const REAL *g, REAL *stored,
+                               REAL *m, REAL *v, int count, INTS *bad, const uint32_t *keys,
+                               long_words *sum) {
+    VEC d[CHUNK], base[CHUNK], new[CHUNK];
+    REAL *from = h->storage == PRIMAL ? w : stored; /* what is moved */
+    for (int k = 0; k < count; k++) {
+        d[k] = NAME(direction)(h, NAME(load)(g + k * LANES), m + k * LANES, v + k * LANES, bad);
+        base[k] = NAME(load)(from + k * LANES);
+        if (h->storage == DUAL) d[k] = NAME(move_dual)(h, base[k], d[k]);
+    }
+    if (h->storage == DUAL)
+        NAME(inverse)(h, d, new, count);
+    else
+        NAME(move_primal)(h, base, d, count);
+    for (int k = 0; k < count; k++) {
+        VEC result = h->storage == DUAL ? new[k] : d[k];
+        if (h->storage != PRIMAL) { /* a weight that has not moved keeps its bits */
+            result = NAME(pick)(d[k] == base[k], NAME(load)(w + k * LANES), result);
+            NAME(store)(stored + k * LANES, d[k]);
+            *sum += hash_vector((words)result, keys + k * (WIDTH / 4));
+        }
+        NAME(store)(w + k * LANES, result);
+    }
 }
 
-/* Take the step of a block: w and g hold its weights and gradient, w is written. Adds to the
- * checksum; returns whether the gradient was finite. */
-INLINE int NAME(step_all)(const struct NAME(update) *h, REAL *w,
-                          const REAL *g, REAL *stored, REAL *m, REAL *v, long n,
-                          long_words *sum) {
+/* Take the step of a block, `together` vectors at a time. Returns whether the gradient is finite. */
+INLINE int NAME(step_all)(const struct NAME(update) *h, REAL *w, const REAL *g, REAL *stored,
+                          REAL *m, REAL *v, long n, int together, long_words *sum) {
     INTS bad = {0};
     const uint32_t *keys = checksum_keys;
+    const long size = sizeof(REAL) / 4; /* words in a weight */
     long i = 0;
-    for (; i + LANES <= n; i += LANES, keys += WIDTH / 4) {
-        NAME(step_vector)(h, w + i, g + i, stored + i, m + i, v + i, &bad, keys, sum);
-    }
+    for (const long step = together * LANES; i + step <= n; i += step)
+        NAME(step_vectors)(h, w + i, g + i, stored + i, m + i, v + i, together, &bad,
+                           keys + size * i, sum);
+    if (together > 1)
+        for (; i + LANES <= n; i += LANES)
+            NAME(step_vectors)(h, w + i, g + i, stored + i, m + i, v + i, 1, &bad,
+                               keys + size * i, sum);
     if (i < n) { /* the rest, in a vector of its own */
         REAL rest[5][LANES], *parts[5] = {w, (REAL *)g, stored, m, v};
         memset(rest, 0, sizeof rest);
-        for (int k = 0; k < 5; k++)
-            memcpy(rest[k], parts[k] + i, (n - i) * sizeof(REAL));
-        NAME(step_vector)(h, rest[0], rest[1], rest[2], rest[3], rest[4], &bad, keys, sum);
+        for (int k = 0; k < 5; k++) memcpy(rest[k], parts[k] + i, (n - i) * sizeof(REAL));
+        NAME(step_vectors)(h, rest[0], rest[1], rest[2], rest[3], rest[4], 1, &bad,
+                           keys + size * i, sum);
         for (int k = 4; k >= 0; k--) /* w last: it stands for parts that a rule does not have */
             if (k != 1) memcpy(parts[k] + i, rest[k], (n - i) * sizeof(REAL));
     }
@@ -190,8 +231,11 @@ static __attribute__((noinline)) void NAME(follow_edits)(const struct rule *rule
         memcpy(held, stored + i, count * sizeof(REAL));
         memcpy(fresh, weight, sizeof fresh);
         if (rule->storage == DUAL) {
-            NAME(store)(held, NAME(inverse)(&h, NAME(load)(held)));
-            NAME(store)(fresh, NAME(mirror)(&h, NAME(load)(weight)));
+            VEC u = NAME(load)(held), x = NAME(load)(weight), out;
+            NAME(inverse)(&h, &u, &out, 1);
+            NAME(store)(held, out);
+            NAME(mirror)(&h, &x, &out, 1);
+            NAME(store)(fresh, out);
         }
         for (long k = 0; k < count; k++)
             if (!NAME(same)(rule, held[k], weight[k])) stored[i + k] = fresh[k];
@@ -208,22 +252,22 @@ static int NAME(advance)(const struct rule *rule, const struct tensor *t, REAL *
     struct NAME(update) h = NAME(update_of)(rule, t);
     long_words sums = {0};
     int finite;
-#define CASE(STORAGE, METHOD, BENT, INVERSE)                                               \
+#define CASE(STORAGE, METHOD, BENT, INVERSE, TOGETHER)                                     \
     if (h.storage == STORAGE && h.method == METHOD && h.bent == BENT &&                    \
         h.inverse.kind == INVERSE) {                                                       \
         h.storage = STORAGE, h.method = METHOD, h.bent = BENT, h.inverse.kind = INVERSE;   \
-        finite = NAME(step_all)(&h, w, g, stored, m, v, n, &sums);                         \
+        finite = NAME(step_all)(&h, w, g, stored, m, v, n, TOGETHER, &sums);               \
     } else
-    CASE(DUAL, DESCENT, 0, TENTH_POWER)
-    CASE(DUAL, DESCENT, 0, SQUARE)
-    CASE(DUAL, DESCENT, 0, GENERAL)
-    CASE(DUAL, MOMENTUM, 0, TENTH_POWER)
-    CASE(PRIMAL, DESCENT, 0, ROOT)
-    CASE(PRIMAL, DESCENT, 0, GENERAL)
-    CASE(DUAL, ADAM, 1, TENTH_POWER)
-    CASE(DUAL, ADAM, 1, SQUARE)
-    CASE(DUAL, ADAM, 1, GENERAL)
-    finite = NAME(step_all)(&h, w, g, stored, m, v, n, &sums);
+    CASE(DUAL, DESCENT, 0, TENTH_POWER, CHUNK)
+    CASE(DUAL, DESCENT, 0, SQUARE, CHUNK)
+    CASE(DUAL, DESCENT, 0, GENERAL, CHUNK)
+    CASE(DUAL, MOMENTUM, 0, TENTH_POWER, CHUNK)
+    CASE(PRIMAL, DESCENT, 0, ROOT, 1)
+    CASE(PRIMAL, DESCENT, 0, GENERAL, CHUNK)
+    CASE(DUAL, ADAM, 1, TENTH_POWER, CHUNK)
+    CASE(DUAL, ADAM, 1, SQUARE, CHUNK)
+    CASE(DUAL, ADAM, 1, GENERAL, CHUNK)
+    finite = NAME(step_all)(&h, w, g, stored, m, v, n, CHUNK, &sums);
 #undef CASE
     *sum = add_up(sums);
     return finite;

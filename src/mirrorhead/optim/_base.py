@@ -20,9 +20,10 @@ from mirrorhead.optim._centered import (
     matched_centers,
     mirror_around,
 )
+from mirrorhead.optim._native import Checksums
 from mirrorhead.optim._param_state import ParamState, has_values
 from mirrorhead.optim._sharded import all_finite, local, local_gradient
-from mirrorhead.optim._step import StepPlan, storage_for, wide_dtype
+from mirrorhead.optim._step import Implementation, StepPlan, storage_for, wide_dtype
 from mirrorhead.potentials import check_p, signed_power
 
 Center = Literal["init"] | Mapping[str, Tensor] | Sequence[Tensor] | None
@@ -55,6 +56,7 @@ class MirrorOptimizer(Optimizer):
             raise ValueError("params is an empty list: give the parameters to optimize")
         self._checked: dict[int, tuple[Any, ...]] = {}
         self._centers: dict[Tensor, Tensor] = {}  # given by the caller, until the first step
+        self._checksums: dict[Tensor, Checksums] = {}
         super().__init__(given, defaults)
         if self._is_given(defaults["center"]):
             self.defaults["center"] = None  # the groups have what was given
@@ -288,7 +290,9 @@ class MirrorOptimizer(Optimizer):
                 self.state[param].pop(old, None)
         if name is None:
             return None
-        if name not in self.state[param]:
+        # The C library finds zeros where the weights are not zero, and computes u itself.
+        how = Implementation.chosen(group["foreach"], group["fused"]).on(local(param))
+        if name not in self.state[param] and how is not Implementation.NATIVE:
             weight = local(param).to(wide_dtype(param.dtype))
             kept = self._buffer(param, name, weight.dtype)
             kept.copy_(weight if name == "wide" else self._mirror(group, param, weight))
@@ -320,6 +324,7 @@ class MirrorOptimizer(Optimizer):
         super().__setstate__(state)
         self._checked = {}
         self._centers = self.__dict__.get("_centers", {})
+        self._checksums = {}
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
@@ -359,6 +364,7 @@ class MirrorOptimizer(Optimizer):
                     self.state[param][name] = value.to(device=param.device, dtype=dtype, copy=True)
                 elif isinstance(value, Tensor):
                     self.state[param][name] = value.clone()
+        self._checksums.clear()
 
     def _translated(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return the state_dict in our own form, if it is of an optimizer we can resume from."""

@@ -6,12 +6,16 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from mirrorhead.optim._formula import Hyper, UpdateRule, accumulate, direction, move
+
+if TYPE_CHECKING:
+    from mirrorhead.optim._native import Checksums
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,8 @@ class ParamState:
     m: Tensor | None  # momentum, or first moment
     v: Tensor | None  # second moment
     noise: Tensor | None = None  # 16 random bits per weight, for stochastic rounding
+    seed: int = 0  # of the noise
+    checksums: Checksums | None = None  # of the weight as last written; see `_native`
 
     def step(self) -> bool:
         """Move this one tensor, in eager torch. Return whether its gradient was finite."""
@@ -42,6 +48,10 @@ class ParamState:
         self,
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
         return self.weight, self.grad, self.stored, self.m, self.v, self.noise
+
+    def contiguous(self) -> bool:
+        """Return whether all tensors are contiguous, and so laid out alike."""
+        return all(x is None or x.is_contiguous() for x in self.tensors())
 
     def pieces(self, size: int) -> Iterator[ParamState]:
         """Cut a flat state into states of at most `size` weights."""
@@ -65,7 +75,7 @@ class ParamState:
     def flat(self) -> ParamState | None:
         """Return the same memory as one-dimensional views, or None where that is impossible."""
         parts: Sequence[Tensor | None] | None = self.tensors()
-        if not all(x is None or x.is_contiguous() for x in parts):
+        if not self.contiguous():
             parts = _in_memory_order(parts)
             if parts is None:
                 return None
@@ -84,6 +94,20 @@ def _in_memory_order(parts: Sequence[Tensor | None]) -> tuple[Tensor | None, ...
     )
     ordered = tuple(x if x is None else x.permute(by_stride) for x in (w, g, *state, noise))
     return ordered if all(x is None or x.is_contiguous() for x in ordered) else None
+
+
+def random_bits(weight: Tensor, seed: int) -> Tensor:
+    """Return 16 random bits per weight, the same in every process that holds a copy of it.
+
+    They come from a generator of their own: replicas are often seeded differently, and a run
+    that resumes should not have to restore torch's generator.
+    """
+    if not has_values(weight):
+        return torch.zeros_like(weight, dtype=torch.int32)
+    generator = torch.Generator(weight.device).manual_seed(seed)
+    return torch.randint(
+        0, 1 << 16, weight.shape, dtype=torch.int32, device=weight.device, generator=generator
+    )
 
 
 def has_values(x: Tensor) -> bool:

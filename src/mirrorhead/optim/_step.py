@@ -13,6 +13,7 @@ from torch import Tensor
 from mirrorhead.optim._compiled import prepare_compiled, step_compiled
 from mirrorhead.optim._foreach import step_foreach
 from mirrorhead.optim._formula import Method, Storage, UpdateRule
+from mirrorhead.optim._native import serves, step_native
 from mirrorhead.optim._param_state import ParamState, has_values, is_finite, step_loop
 
 
@@ -22,19 +23,31 @@ class Implementation(Enum):
     LOOP = "loop"
     FOREACH = "foreach"
     COMPILED = "compiled"
+    NATIVE = "native"
 
     @classmethod
     def chosen(cls, foreach: bool | None, fused: bool | None) -> Implementation:
-        """Return the one that the options ask for; foreach if they say nothing."""
+        """Return the one that the options ask for; the C library if they say nothing."""
         if fused:
             return cls.COMPILED
+        if foreach is None and fused is None:
+            return cls.NATIVE
         return cls.LOOP if foreach is False else cls.FOREACH
+
+    def on(self, weight: Tensor) -> Implementation:
+        """Return the one that moves this tensor: not all can."""
+        if not has_values(weight):
+            return Implementation.LOOP
+        if self is Implementation.NATIVE and not serves(weight):
+            return Implementation.FOREACH
+        return self
 
 
 _STEPS: dict[Implementation, Callable[[Sequence[ParamState]], list[bool]]] = {
     Implementation.LOOP: step_loop,
     Implementation.FOREACH: step_foreach,
     Implementation.COMPILED: step_compiled,
+    Implementation.NATIVE: step_native,
 }
 
 
@@ -57,7 +70,7 @@ class StepPlan:
         """Return the states by rule, device and dtype of the gradient."""
         batches: dict[tuple, tuple[Implementation, list[int], list[ParamState]]] = {}
         for position, state in zip(self.positions, self.states, strict=True):
-            how = self.implementation if has_values(state.weight) else Implementation.LOOP
+            how = self.implementation.on(state.weight)
             key = (how, state.rule, state.weight.device, state.grad.dtype)
             _, positions, states = batches.setdefault(key, (how, [], []))
             positions.append(position)
@@ -130,20 +143,6 @@ def cleaned(grads: Sequence[Tensor]) -> tuple[list[bool], list[Tensor]]:
 def dither_of(step: int) -> float:
     """Return the dither of a step: evenly spread over (-1/2, 1/2), by the golden ratio."""
     return 0.998 * (math.fmod(step * 0.6180339887498949, 1.0) - 0.5)
-
-
-def random_bits(weight: Tensor, seed: int) -> Tensor:
-    """Return 16 random bits per weight, the same in every process that holds a copy of it.
-
-    They come from a generator of their own: replicas are often seeded differently, and a run
-    that resumes should not have to restore torch's generator.
-    """
-    if not has_values(weight):
-        return torch.zeros_like(weight, dtype=torch.int32)
-    generator = torch.Generator(weight.device).manual_seed(seed)
-    return torch.randint(
-        0, 1 << 16, weight.shape, dtype=torch.int32, device=weight.device, generator=generator
-    )
 
 
 def knee_numbers(p: float, knee: float | None, rms: float) -> dict[str, float]:

@@ -13,7 +13,8 @@ from torch.optim.adamw import adamw
 from mirrorhead.optim._base import Center, MirrorOptimizer, Params, check_number
 from mirrorhead.optim._centered import CenteredPlan
 from mirrorhead.optim._formula import Hyper, Method, UpdateRule
-from mirrorhead.optim._param_state import ParamState, has_values
+from mirrorhead.optim._native import Checksums
+from mirrorhead.optim._param_state import ParamState, has_values, random_bits
 from mirrorhead.optim._sharded import local, root_mean_squares
 from mirrorhead.optim._step import (
     Implementation,
@@ -21,7 +22,6 @@ from mirrorhead.optim._step import (
     cleaned,
     dither_of,
     knee_numbers,
-    random_bits,
     update_rule,
     wide_dtype,
 )
@@ -166,6 +166,7 @@ class MirrorAdam(MirrorOptimizer):
             stochastic_rounding=group["stochastic_rounding"],
             dither=dither_of(group["step"] + 1),
             seed=group["step"] + 1,
+            checksums=[self._checksums.setdefault(param, Checksums()) for param in params],
         )
         return self._centered_plan(group, params, plan.states) if centered else plan
 
@@ -277,13 +278,14 @@ def plan_adam(
     stochastic_rounding: bool = False,
     dither: float = 0.0,
     seed: int = 0,
+    checksums: Sequence[Checksums] | None = None,
 ) -> StepPlan:
     """Plan one step of `mirror_adam`; nothing moves before the plan is run.
 
     Args:
         rms: the typical size r of each weight.
         centered: u is in units of weights, as `_centered` has it: neither r nor knee.
-        dither, seed: as in `mirror_descent`.
+        dither, seed, checksums: as in `plan_descent`.
     """
     rate = float(lr) if not isinstance(lr, Tensor) or has_values(lr) else 0.0
     plan = StepPlan(Implementation.chosen(foreach, fused), [True] * len(params))
@@ -301,8 +303,9 @@ def plan_adam(
                 [exp_avg_sqs[i] for i in plain],
                 [],
                 [steps[i] for i in plain],
-                foreach=plan.implementation is Implementation.FOREACH,
-                fused=plan.implementation is Implementation.COMPILED and has_values(params[0]),
+                foreach=plan.implementation.on(params[plain[0]]) is Implementation.FOREACH,
+                fused=plan.implementation.on(params[plain[0]])
+                in (Implementation.COMPILED, Implementation.NATIVE),
                 amsgrad=False,
                 beta1=beta1,
                 beta2=beta2,
@@ -348,8 +351,21 @@ def plan_adam(
             root_bias=(1 - beta2**count) ** -0.5,
             **bend,
         )
-        noise = random_bits(w, seed * len(params) + i) if rule.stochastic else None
-        state = ParamState(rule, hyper, w, grads[i], stored[i], exp_avgs[i], exp_avg_sqs[i], noise)
+        its_seed = seed * len(params) + i
+        native = plan.implementation.on(w) is Implementation.NATIVE
+        noise = random_bits(w, its_seed) if rule.stochastic and not native else None
+        state = ParamState(
+            rule,
+            hyper,
+            w,
+            grads[i],
+            stored[i],
+            exp_avgs[i],
+            exp_avg_sqs[i],
+            noise,
+            its_seed,
+            checksums and checksums[i],
+        )
         plan.states.append(state)
         plan.positions.append(i)
         plan.counters.append(steps[i])

@@ -12,14 +12,14 @@ from torch.optim.sgd import sgd
 from mirrorhead.optim._base import Center, MirrorOptimizer, Params, check_number
 from mirrorhead.optim._centered import CenteredPlan
 from mirrorhead.optim._formula import Hyper, Method
-from mirrorhead.optim._param_state import ParamState, has_values
+from mirrorhead.optim._native import Checksums
+from mirrorhead.optim._param_state import ParamState, has_values, random_bits
 from mirrorhead.optim._sharded import combine_norms, dual_norms, local
 from mirrorhead.optim._step import (
     Implementation,
     StepPlan,
     cleaned,
     dither_of,
-    random_bits,
     update_rule,
     wide_dtype,
 )
@@ -145,6 +145,7 @@ class MirrorDescent(MirrorOptimizer):
             scales=scales,
             dither=dither_of(group["step"] + 1),
             seed=group["step"] + 1,
+            checksums=[self._checksums.setdefault(param, Checksums()) for param in params],
         )
         if centered:
             plan = self._centered_plan(group, params, plan.states)
@@ -205,6 +206,7 @@ def plan_descent(
     scales: Sequence[float] | None = None,
     dither: float = 0.0,
     seed: int = 0,
+    checksums: Sequence[Checksums] | None = None,
 ) -> StepPlan:
     """Plan one step of `mirror_descent`; nothing moves before the plan is run.
 
@@ -213,6 +215,8 @@ def plan_descent(
         scales: what to multiply each gradient by first, such as 1/||g||_q.
         dither: from -1/2 to 1/2; see `_formula.dithered`.
         seed: of the noise for stochastic rounding; another one for every step.
+        checksums: of the weights as last written; without them the C library compares the
+            weights one by one to notice edits from outside.
     """
     scales = [1.0] * len(params) if scales is None else scales
     rate = float(lr) if not isinstance(lr, Tensor) or has_values(lr) else 0.0
@@ -233,8 +237,9 @@ def plan_descent(
                 weights,
                 [g if scales[i] == 1 else g * scales[i] for i, g in zip(plain, clean, strict=True)],
                 [momentum_buffers[i] for i in plain],
-                foreach=plan.implementation is Implementation.FOREACH,
-                fused=plan.implementation is Implementation.COMPILED and has_values(params[0]),
+                foreach=plan.implementation.on(params[plain[0]]) is Implementation.FOREACH,
+                fused=plan.implementation.on(params[plain[0]])
+                in (Implementation.COMPILED, Implementation.NATIVE),
                 weight_decay=0,
                 momentum=momentum,
                 lr=rate,
@@ -266,8 +271,21 @@ def plan_descent(
             grad_scale=-scales[i] if maximize else scales[i],
             momentum=momentum,
         )
-        noise = random_bits(w, seed * len(params) + i) if rule.stochastic else None
-        state = ParamState(rule, hyper, w, grads[i], stored[i], momentum_buffers[i], None, noise)
+        its_seed = seed * len(params) + i
+        native = plan.implementation.on(w) is Implementation.NATIVE
+        noise = random_bits(w, its_seed) if rule.stochastic and not native else None
+        state = ParamState(
+            rule,
+            hyper,
+            w,
+            grads[i],
+            stored[i],
+            momentum_buffers[i],
+            None,
+            noise,
+            its_seed,
+            checksums and checksums[i],
+        )
         plan.states.append(state)
         plan.positions.append(i)
     return plan

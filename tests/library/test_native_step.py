@@ -1,0 +1,328 @@
+"""The step in C against the formula: every rule, dtype, layout and length."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from dataclasses import replace
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from mirrorhead import MirrorAdam, MirrorDescent, native
+from mirrorhead.optim import _native
+from mirrorhead.optim._formula import Hyper, Method, Storage, UpdateRule
+from mirrorhead.optim._native import step_native
+from mirrorhead.optim._param_state import ParamState
+
+pytestmark = pytest.mark.skipif(not native.available(), reason="the C library was not built")
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+P_VALUES = (1.05, 1.1, 1.25, 1.3, 1.5, 1.75, 2.0, 2.5, 2.7, 3.0, 4.0, 5.0, 6.0)
+
+
+def power(x: np.ndarray, exponent: float) -> np.ndarray:
+    """x^exponent by the C library, in float32."""
+    function = native.function(
+        "power_float", [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
+    )
+    assert function is not None
+    out = np.empty_like(x)
+    packed = struct.pack("3d3q", *_native._exponent(exponent))
+    function(x.ctypes.data, out.ctypes.data, len(x), packed)
+    return out
+
+
+@pytest.mark.parametrize(
+    "exponent", [0.1, 0.37, 1 / 1.7, 0.75, 4 / 3, 1.7, 2.25, 1 / 0.3, 10, 100 / 3]
+)
+def test_powers_against_mpmath(exponent: float) -> None:
+    generator = np.random.default_rng(0)
+    limit = min(126, 126 / exponent)
+    x = np.exp2(generator.uniform(-limit, limit, 2000)).astype(np.float32)
+    x = np.concatenate([x, np.float32([1, 2**-0.5, 2**0.5, np.nextafter(np.float32(1), 0)])])
+    with mpmath.workdps(30):
+        exact = [mpmath.mpf(float(a)) ** mpmath.mpf(exponent) for a in x]
+        errors = [
+            abs(mpmath.mpf(float(b)) / a - 1)
+            for a, b in zip(exact, power(x, exponent), strict=True)
+        ]
+    assert max(errors) <= (2 + exponent) * 2**-23
+    edges = np.float32([0, 1, np.inf, np.nan])
+    np.testing.assert_array_equal(power(edges, exponent), edges)
+
+
+def rule_of(p: float, dtype: torch.dtype, **options) -> UpdateRule:
+    storage = options.pop("storage", None)
+    if storage is None:
+        wide = torch.promote_types(dtype, torch.float32)
+        storage = Storage.DUAL if p < 2 else Storage.WIDE if dtype != wide else Storage.PRIMAL
+    return UpdateRule(p, options.pop("method", Method.DESCENT), storage, dtype, **options)
+
+
+def state_of(rule: UpdateRule, hyper: Hyper, weight: Tensor, grad: Tensor, seed: int) -> ParamState:
+    """A state in the middle of a run: moments that are not zero, u that is not mirror(w)."""
+    generator = torch.Generator().manual_seed(seed)
+    draw = lambda: torch.randn(weight.shape, generator=generator).to(rule.wide)  # noqa: E731
+    stored = None
+    if rule.storage is Storage.DUAL:
+        stored = rule.mirror(weight.to(rule.wide), hyper)
+    elif rule.storage is Storage.WIDE:
+        stored = weight.to(rule.wide) * (1 + 1e-4 * draw())
+        weight = stored.to(rule.dtype)
+    m = draw() if rule.momentum or rule.method is Method.ADAM else None
+    v = draw().square() + 0.1 if rule.method is Method.ADAM else None
+    return ParamState(rule, hyper, weight, grad, stored, m, v)
+
+
+def copied(state: ParamState) -> ParamState:
+    return state.of([x if x is None else x.clone() for x in state.tensors()])
+
+
+def wider(state: ParamState) -> ParamState:
+    """The same state in float64, to compute what the step should be."""
+    rule = replace(state.rule, dtype=torch.float64, storage=state.rule.storage)
+    parts = [x if x is None else x.to(torch.float64) for x in state.tensors()]
+    if rule.storage is Storage.WIDE:
+        rule = replace(rule, storage=Storage.PRIMAL)
+        parts[0], parts[2] = parts[2], None
+    return replace(state.of(parts), rule=rule)
+
+
+@given(
+    p=st.sampled_from(P_VALUES) | st.floats(1.05, 8),
+    dtype=st.sampled_from(DTYPES),
+    count=st.sampled_from([0, 1, 3, 8, 17, 511, 513, 1024, 1025, 2049, 5000]),
+    method=st.sampled_from(["plain", "momentum", "nesterov", "adam", "knee"]),
+    primal=st.booleans(),
+    decay=st.sampled_from([0.0, 0.01]),
+    scale=st.sampled_from([1.0, -0.5]),
+    seed=st.integers(0, 10**6),
+)
+def test_it_takes_the_step_of_the_formula(
+    p: float, dtype: torch.dtype, count: int, method: str, primal: bool, decay: float,
+    scale: float, seed: int,
+) -> None:  # fmt: skip
+    adam = method in ("adam", "knee")
+    knee = method == "knee" and p < 2
+    rule = rule_of(
+        p,
+        dtype,
+        method=Method.ADAM if adam else Method.DESCENT,
+        momentum=method in ("momentum", "nesterov"),
+        nesterov=method == "nesterov",
+        decay=decay != 0,
+        scaled=scale != 1,
+        knee=knee,
+        **({"storage": Storage.PRIMAL} if primal else {}),
+    )
+    K = 0.3
+    hyper = Hyper(
+        lr=0.01,
+        decay=decay,
+        dither=0.3,
+        grad_scale=scale,
+        momentum=0.9,
+        gain1=0.1,
+        beta2=0.99,
+        gain2=0.01,
+        eps=1e-8,
+        root_bias=2.0,
+        knee=K if knee else 0.0,
+        dual_knee=K ** (p - 1) if knee else 0.0,
+        slope=K ** (2 - p) / (p - 1) if knee else 0.0,
+    )
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(count, generator=generator, dtype=torch.float64)
+    weight[torch.rand(count, generator=generator) < 0.1] = 0
+    grad = torch.randn(count, generator=generator, dtype=torch.float64)
+    grad[torch.rand(count, generator=generator) < 0.1] = 0
+    state = state_of(rule, hyper, weight.to(dtype), grad.to(dtype), seed)
+    expected, got = wider(state), copied(state)
+    assert expected.step() and step_native([got]) == [True]
+    eps, tiny = torch.finfo(rule.wide).eps, torch.finfo(dtype).tiny
+    for name in ("m", "v"):
+        if getattr(got, name) is not None:
+            torch.testing.assert_close(
+                getattr(got, name).double(), getattr(expected, name), rtol=8 * eps, atol=8 * eps
+            )
+    # Weights are compared in the dual, where the step is taken.
+    here, there = (
+        replace(rule, dtype=torch.float64).mirror(x.double(), hyper)
+        for x in (got.weight, expected.weight)
+    )
+    slack = 64 * max(1, p) * eps + torch.finfo(dtype).eps * (p - 1)
+    bound = slack * there.abs().clamp_min(1) + 2 * tiny ** (p - 1)
+    if knee:  # above the knee u is linear in w
+        bound = bound + torch.finfo(dtype).eps * expected.weight.abs() / hyper.slope
+    if p < 2:  # a weight may be too small for its dtype
+        bound = bound + torch.finfo(dtype).smallest_normal ** (p - 1)
+    assert ((here - there).abs() <= bound).all()
+    if rule.storage is Storage.DUAL:
+        assert (
+            (got.stored.double() - expected.stored).abs() <= 8 * eps * (1 + expected.stored.abs())
+        ).all()
+
+
+def twice(dtype: torch.dtype = torch.float32, count: int = 5000, **options):
+    """Two optimizers over equal weights."""
+    weights = torch.randn(count, generator=torch.Generator().manual_seed(1)).to(dtype)
+    made = []
+    for _ in range(2):
+        param = nn.Parameter(weights.clone())
+        made.append((param, MirrorDescent([param], lr=0.01, **options)))
+    return made
+
+
+def advance(
+    param: nn.Parameter, optimizer: torch.optim.Optimizer, seed: int, scale: float = 1.0
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    param.grad = scale * torch.randn(param.shape, generator=generator).to(param.dtype)
+    optimizer.step()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("p", [1.1, 1.3, 1.5])
+def test_a_zero_gradient_changes_no_bit(p: float, dtype: torch.dtype) -> None:
+    (param, optimizer), _ = twice(dtype, p=p)
+    advance(param, optimizer, 0)
+    before, dual = param.detach().clone(), optimizer.state[param]["dual"].clone()
+    for seed in range(3):
+        advance(param, optimizer, seed, 0.0)
+    assert torch.equal(param, before) and torch.equal(optimizer.state[param]["dual"], dual)
+
+
+@pytest.mark.parametrize("p", [1.1, 1.3, 1.5, 1.75])
+def test_the_comparison_one_by_one_agrees_with_the_checksum_to_the_bit(p: float) -> None:
+    """As after loading a checkpoint, when there are no checksums."""
+    (a, with_sums), (b, without) = twice(p=p)
+    for seed in range(5):
+        advance(a, with_sums, seed)
+        without._checksums.clear()
+        advance(b, without, seed)
+    assert torch.equal(a, b)
+    assert torch.equal(with_sums.state[a]["dual"], without.state[b]["dual"])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("p", [1.1, 1.3, 3.0])
+def test_every_edit_from_outside_is_noticed(p: float, dtype: torch.dtype) -> None:
+    """One bit of one weight, two swapped weights, all signs."""
+    bits = (
+        torch.int64
+        if dtype is torch.float64
+        else torch.int32
+        if dtype is torch.float32
+        else torch.int16
+    )
+
+    def one_bit(w: Tensor) -> None:
+        w.view(bits)[3333] += 1
+
+    def swap(w: Tensor) -> None:
+        w[[7, 8]] = w[[8, 7]]
+
+    for edit in (one_bit, swap, Tensor.neg_, lambda w: w.mul_(1 - 1e-2)):
+        (param, optimizer), _ = twice(dtype, p=p)
+        advance(param, optimizer, 0)
+        before = param.detach().clone()
+        edit(param.data)
+        edited = param.detach().clone()
+        advance(param, optimizer, 1, 0.0)
+        assert torch.equal(param, edited)
+        fresh = nn.Parameter(edited.clone())
+        other = MirrorDescent([fresh], lr=0.01, p=p)
+        for who, opt in ((param, optimizer), (fresh, other)):
+            advance(who, opt, 2)
+        changed = edited != before
+        assert changed.any()
+        torch.testing.assert_close(param[changed], fresh[changed])
+
+
+def test_a_changed_p_starts_from_the_weights() -> None:
+    (param, optimizer), _ = twice(p=1.5)
+    advance(param, optimizer, 0)
+    before = param.detach().clone()
+    optimizer.param_groups[0]["p"] = 1.2
+    advance(param, optimizer, 1, 0.0)
+    assert torch.equal(param, before)
+    torch.testing.assert_close(
+        optimizer.state[param]["dual"], before.abs().pow(0.2).copysign(before)
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_threads_do_not_change_the_result(dtype: torch.dtype) -> None:
+    (a, one), (b, two) = twice(dtype, 200_001, p=1.1, momentum=0.9, stochastic_rounding=True)
+    threads = torch.get_num_threads()
+    try:
+        for seed in range(2):
+            torch.set_num_threads(1)
+            advance(a, one, seed)
+            torch.set_num_threads(3)
+            advance(b, two, seed)
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("optimizer_class", [MirrorDescent, MirrorAdam])
+@pytest.mark.parametrize("p", [1.1, 2.0, 3.0])
+def test_non_finite_entries_are_left_out(optimizer_class, p: float) -> None:
+    weights = torch.randn(3000)
+    bad = torch.tensor([5, 1500, 2999])
+    params = [nn.Parameter(weights.clone()) for _ in range(2)]
+    for param, value in zip(params, (0.0, torch.nan), strict=True):
+        optimizer = optimizer_class([param], lr=0.01, p=p, error_if_nonfinite=False)
+        param.grad = torch.ones(3000)
+        param.grad[bad] = value
+        optimizer.step()
+        assert param.isfinite().all()
+    assert torch.equal(*params)
+    optimizer = optimizer_class([params[1]], lr=0.01, p=p)
+    params[1].grad[bad] = torch.inf
+    with pytest.raises(RuntimeError, match="is not finite"):
+        optimizer.step()
+
+
+def test_stochastic_rounding_is_unbiased_and_the_same_in_every_process() -> None:
+    means = []
+    for _ in range(2):
+        param = nn.Parameter(torch.full((100_000,), 1.0, dtype=torch.bfloat16))
+        optimizer = MirrorDescent([param], lr=1e-3, p=1.5, stochastic_rounding=True)
+        param.grad = torch.ones_like(param)
+        optimizer.step()
+        assert set(param.unique().tolist()) == {0.99609375, 1.0}
+        means.append(float(param.detach().double().mean()))
+    assert means[0] == means[1]
+    assert means[0] == pytest.approx((1 - 1e-3) ** 2, abs=3e-5)
+
+
+@pytest.mark.parametrize("layout", ["transposed", "channels_last", "gaps", "gradient"])
+@pytest.mark.parametrize("p", [1.1, 3.0])
+def test_layouts(layout: str, p: float) -> None:
+    generator = torch.Generator().manual_seed(3)
+    plain = torch.randn(6, 4, 5, 7, generator=generator)
+    grad = torch.randn(6, 4, 5, 7, generator=generator)
+    weight = plain.clone()
+    if layout == "transposed":
+        weight = plain.transpose(1, 3).contiguous().transpose(1, 3)
+    elif layout == "channels_last":
+        weight = plain.contiguous(memory_format=torch.channels_last)
+    elif layout == "gaps":
+        weight = torch.stack([plain, plain], -1)[..., 0]
+    params = [nn.Parameter(plain.clone()), nn.Parameter(weight)]
+    for param in params:
+        optimizer = MirrorDescent([param], lr=0.1, p=p, momentum=0.9)
+        for _ in range(2):
+            param.grad = grad.clone()
+            if layout == "gradient":
+                param.grad = grad.transpose(0, 2).contiguous().transpose(0, 2)
+            optimizer.step()
+    torch.testing.assert_close(params[1], params[0], rtol=1e-5, atol=1e-6)
