@@ -257,6 +257,18 @@ def test_a_changed_p_starts_from_the_weights() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["state", "dual"])
+def test_state_that_was_deleted_is_made_again_from_the_weights(name: str) -> None:
+    (param, optimizer), _ = twice(p=1.5)
+    advance(param, optimizer, 0)
+    before = param.detach().clone()
+    del (optimizer.state if name == "state" else optimizer.state[param])[
+        param if name == "state" else "dual"
+    ]
+    advance(param, optimizer, 1, 0.0)
+    assert torch.equal(param, before)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_threads_do_not_change_the_result(dtype: torch.dtype) -> None:
     (a, one), (b, two) = twice(dtype, 200_001, p=1.1, momentum=0.9, stochastic_rounding=True)

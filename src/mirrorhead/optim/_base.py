@@ -290,12 +290,14 @@ class MirrorOptimizer(Optimizer):
                 self.state[param].pop(old, None)
         if name is None:
             return None
-        # The C library finds zeros where the weights are not zero, and computes u itself.
-        how = Implementation.chosen(group["foreach"], group["fused"]).on(local(param))
-        if name not in self.state[param] and how is not Implementation.NATIVE:
-            weight = local(param).to(wide_dtype(param.dtype))
-            kept = self._buffer(param, name, weight.dtype)
-            kept.copy_(weight if name == "wide" else self._mirror(group, param, weight))
+        if name not in self.state[param]:
+            self._checksums.pop(param, None)
+            # The C library finds zeros where the weights are not zero, and computes u itself.
+            how = Implementation.chosen(group["foreach"], group["fused"]).on(local(param))
+            if how is not Implementation.NATIVE:
+                weight = local(param).to(wide_dtype(param.dtype))
+                kept = self._buffer(param, name, weight.dtype)
+                kept.copy_(weight if name == "wide" else self._mirror(group, param, weight))
         return self._buffer(param, name, wide_dtype(param.dtype))
 
     def _mirror(self, group: dict[str, Any], param: Tensor, weight: Tensor) -> Tensor:
