@@ -181,7 +181,12 @@ EXPERIMENT = Experiment(
     title="Two layers (open question)",
     claim=(
         "Left open by the paper: in a model of two attention layers, the matrix of each layer "
-        "converges to the AttSVM of the tokens that it sees at the end of training."
+        "converges to the max-margin solution of the tokens that it sees at the end of training."
+    ),
+    equation=(
+        r"h_t = x_t + X^\top \mathrm{softmax}(X W_1 x_t), \qquad f = v^\top H^\top "
+        r"\mathrm{softmax}(H W_2 z), \qquad \frac{W_l(k)}{\lVert W_l(k) \rVert_p} \to "
+        r"\frac{W_{\mathrm{mm}}^{(l)}}{\lVert W_{\mathrm{mm}}^{(l)} \rVert_p}"
     ),
     quick=Settings(trials=10, steps=(500, 500, 500)),
     full=Settings(trials=50, n=6, T=8, d=10),
@@ -190,4 +195,5 @@ EXPERIMENT = Experiment(
     verdict=verdict,
     chunk=25,
     may_be_nan=("layers 1.75", "layers 2", "layers 3", "cross", "all_queries"),
+    extent=("steps",),
 )

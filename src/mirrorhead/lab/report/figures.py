@@ -55,6 +55,8 @@ def plotted_values(figure: Figure, name: str) -> Table:
 
     Of a long line `POINTS` points are shown, the first and the last among them.
     """
+    from matplotlib.patches import StepPatch
+
     rows: list[tuple[Cell, ...]] = []
     named: dict[str, str] = {}  # a panel without a legend uses the colours of one that has it
     lines = [(axis, line) for axis in figure.axes for line in axis.lines]
@@ -67,7 +69,7 @@ def plotted_values(figure: Figure, name: str) -> Table:
         rows += _rows(axis, label, np.asarray(line.get_xydata(), float))
     for axis in figure.axes:
         for patch in axis.patches:
-            if hasattr(patch, "get_data"):  # a histogram: its bins by their middle
+            if isinstance(patch, StepPatch):  # a histogram: its bins by their middle
                 data: Any = patch.get_data()
                 middle = (np.asarray(data.edges)[1:] + np.asarray(data.edges)[:-1]) / 2
                 points = np.column_stack([middle, np.asarray(data.values, float)])

@@ -23,7 +23,7 @@ from mirrorhead.lab.report.table import Table
 from mirrorhead.lab.verdicts import Verdict
 
 #: The words of all verdicts, and of a claim that has none.
-WORDS = (*verdicts.WORDS, "not finished")
+WORDS: tuple[str, ...] = (*verdicts.WORDS, "not finished")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,9 @@ from mirrorhead.lab.report.findings import WORDS, Finding
 if TYPE_CHECKING:
     from rich.console import Console
 
-COLOURS = dict(zip(WORDS, ("green", "yellow", "cyan", "red", "magenta"), strict=True))
+COLOURS: dict[str, str] = dict(
+    zip(WORDS, ("green", "yellow", "cyan", "red", "magenta"), strict=True)
+)
 OPENERS = {"darwin": "open", "win32": "start"}
 
 
