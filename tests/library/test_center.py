@@ -222,7 +222,7 @@ def test_of_all_solutions_the_closest_to_the_center(p: float) -> None:
     rng = np.random.default_rng(0)
     a, b, w0 = rng.normal(size=(4, 12)), rng.normal(size=4), rng.normal(size=12)
     variable = cvxpy.Variable(12)
-    distance = cvxpy.pnorm(variable - w0, p)
+    distance = cvxpy.pnorm(variable - w0, p)  # pyright: ignore[reportArgumentType]
     cvxpy.Problem(cvxpy.Minimize(distance), [a @ variable == b]).solve(solver="CLARABEL")
 
     features, labels = torch.tensor(a), torch.tensor(b)

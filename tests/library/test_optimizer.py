@@ -575,18 +575,16 @@ def test_tensors_that_start_at_zero_learn(p: float) -> None:
 @pytest.mark.parametrize("p", [1.05, 1.1, 1.3, 1.5, 1.75])
 def test_a_tensor_at_zero_moves_as_with_adamw(how: How, p: float) -> None:
     """300 steps with a gradient of -1, as for LoRA's second factor."""
-    weights = [nn.Parameter(torch.zeros(8)) for _ in range(2)]
-    for cls, w, options in zip(
-        (MirrorAdam, torch.optim.AdamW),
-        weights,
-        ({"p": p, **how}, {"weight_decay": 0}),
-        strict=True,
-    ):
-        optimizer = cls([w], lr=1e-4, **options)
-        for _ in range(300):
-            w.grad = torch.full_like(w, -1.0)
+    ours, theirs = nn.Parameter(torch.zeros(8)), nn.Parameter(torch.zeros(8))
+    optimizers = [
+        MirrorAdam([ours], lr=1e-4, p=p, **how),
+        torch.optim.AdamW([theirs], lr=1e-4, weight_decay=0),
+    ]
+    for _ in range(300):
+        ours.grad, theirs.grad = torch.full((8,), -1.0), torch.full((8,), -1.0)
+        for optimizer in optimizers:
             optimizer.step()
-    torch.testing.assert_close(weights[0], weights[1], rtol=1e-3, atol=0)
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize("p", [1.1, 1.5])
@@ -594,8 +592,12 @@ def test_lora_learns_as_with_adamw(p: float) -> None:
     torch.manual_seed(0)
     x, target = torch.randn(256, 16), torch.randn(16, 2) @ torch.randn(2, 16) * 0.1
     start = torch.randn(16, 4) / 4
-    losses = []
-    for cls, options in ((torch.optim.AdamW, {"weight_decay": 0.0}), (MirrorAdam, {"p": p})):
+    losses, loss = [], torch.tensor(0.0)
+    choices: list[tuple[Any, dict[str, Any]]] = [
+        (torch.optim.AdamW, {"weight_decay": 0.0}),
+        (MirrorAdam, {"p": p}),
+    ]
+    for cls, options in choices:
         a, b = nn.Parameter(start.clone()), nn.Parameter(torch.zeros(4, 16))
         optimizer = cls([a, b], lr=3e-3, **options)
         for _ in range(300):
@@ -761,7 +763,8 @@ def test_the_checkpoint_of_another_optimizer_is_refused() -> None:
         adam.load_state_dict(descent.state_dict())
     with pytest.raises(ValueError, match="no normalize: it was not saved by MirrorDescent"):
         descent.load_state_dict(adam.state_dict())
-    for options in ({"amsgrad": True}, {"weight_decay": 0.1}):
+    choices: list[dict[str, Any]] = [{"amsgrad": True}, {"weight_decay": 0.1}]
+    for options in choices:
         other = torch.optim.Adam([parameter(4)], **options)
         other.step()
         with pytest.raises(ValueError, match="only AdamW's can be loaded"):
@@ -769,7 +772,7 @@ def test_the_checkpoint_of_another_optimizer_is_refused() -> None:
 
 
 @each_unfused
-def test_a_run_of_adamw_goes_on_in_mirror_adam(how: How) -> None:
+def test_mirror_adam_resumes_a_run_of_adamw(how: How) -> None:
     torch.manual_seed(0)
     params = [parameter(4, 3), parameter(7)]
     twins = [nn.Parameter(param.detach().clone()) for param in params]
@@ -788,7 +791,8 @@ def test_a_run_of_adamw_goes_on_in_mirror_adam(how: How) -> None:
 
 @each_optimizer
 def test_numbers_of_numpy(cls: Optimizers, tmp_path: Path) -> None:
-    optimizer = cls([parameter(3)], lr=np.float32(1e-3), p=np.float64(1.5))
+    lr: Any = np.float32(1e-3)
+    optimizer = cls([parameter(3)], lr=lr, p=np.float64(1.5))
     optimizer.add_param_group({"params": [parameter(2)], "weight_decay": np.float32(0.1)})
     optimizer.step()
     torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
