@@ -51,8 +51,9 @@ class MirrorDescent(MirrorOptimizer):
             closest to the center in the p-norm. See docs/optimizer.md.
         nesterov: d = g + momentum m.
         maximize: go up instead of down.
-        foreach: True for torch's foreach operations (the default), False for a plain loop.
-        fused: True for kernels compiled by torch.compile: fastest, after some seconds.
+        foreach: True for torch's foreach operations, False for a plain loop. The default is the
+            C library on a CPU, and foreach elsewhere.
+        fused: True for kernels compiled by torch.compile: fastest on a GPU, after some seconds.
         keep_dual: keep u (p < 2) or a float32 copy of w (bf16, fp16) as state. False keeps no
             state at all, and leaves weights at 0 stuck where p < 2.
         stochastic_rounding: round bf16 parameters at random, without bias.
