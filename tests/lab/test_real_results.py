@@ -187,7 +187,7 @@ def test_seeds_that_diverged_are_left_out_and_named(tmp_path: Path) -> None:
     run = content["rivals"][0]["runs"][3]
     content["rivals"][0]["runs"][3] = dict.fromkeys(run) | {"seed": 3, "diverged": True}
     found = loaded(tmp_path, content)
-    assert found.rivals[0].diverged == (3,) and len(found.rivals[0].runs) == 4
+    assert found.optimizers[0].diverged == (3,) and len(found.optimizers[0].runs) == 4
     entry = judge_claim(found, CLAIMS[0])
     assert entry.verdict
     assert entry.verdict.measured.endswith("Left out because they diverged: seeds 3 of MD p=1.1.")
