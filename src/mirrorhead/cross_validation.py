@@ -147,7 +147,7 @@ def choose_p(
     PChoice(p=1.1, accuracy {1.1: 0.733, 2: 0.400} +- 0.057)
     """
     exponents = _check_exponents(ps)
-    X, z = as_floats("X", X), as_floats("z", z)
+    X, z = as_tensor("X", X), as_floats("z", z)
     if X.dim() < 3 or 0 in X.shape:
         raise ValueError(f"X must be (..., n, T, d) and not empty, got {tuple(X.shape)}")
     *lead, n, T, _ = X.shape
@@ -163,6 +163,7 @@ def choose_p(
     if kept.dtype != torch.bool or kept.shape != X.shape[:-1]:
         given = f"{kept.dtype} {tuple(kept.shape)}"
         raise ValueError(f"mask must be bool of shape {tuple(X.shape[:-1])}, got {given}")
+    X = as_floats("X", X.masked_fill(~kept.unsqueeze(-1), 0))  # padding may hold anything
     inside = bool(((tokens >= 0) & (tokens < T)).all())
     if not inside or not bool(kept.gather(-1, tokens.long().unsqueeze(-1)).all()):
         raise ValueError(f"tokens must be from 0 to {T - 1} and not padding")
@@ -180,7 +181,9 @@ def choose_p(
         solution = attention_svm(*many, p=p, tol=tol, mask=allowed)
         logits = many[0].double() @ solution.W.unsqueeze(-3) @ many[1].double().unsqueeze(-1)
         logits = logits.squeeze(-1).masked_fill(~kept.unsqueeze(-3), -math.inf)
-        right = (logits.argmax(-1) == many[2]).double()  # (..., folds, n)
+        at = many[2].long().unsqueeze(-1)
+        others = logits.scatter(-1, at, -math.inf).amax(-1)  # a tie is not a selection
+        right = (logits.gather(-1, at).squeeze(-1) > others).double()  # (..., folds, n)
         codes.append(solution.codes)
         correct.append((right * held_out).sum(-2))
     infeasible = torch.stack([code == 1 for code in codes]).any(0)  # (..., folds)

@@ -69,6 +69,17 @@ def test_data_that_say_nothing_are_said_to_say_nothing():
     assert "the data do not distinguish the exponents" in repr(choice)
 
 
+def test_a_tie_of_tokens_is_not_a_selection():
+    """A fold whose other samples have one token leaves W = 0: it selects nothing."""
+    X = torch.eye(2, dtype=torch.float64).expand(2, 2, 2)
+    mask = torch.tensor([[True, True], [True, False]])
+    choice = mh.choose_p(X, X[:, 0], torch.tensor([0, 0]), ps=(2.0,), folds=2, mask=mask)
+    assert choice.correct.tolist() == [[0.0, 1.0]]
+    junk = X.masked_fill(~mask.unsqueeze(-1), math.nan)
+    again = mh.choose_p(junk, X[:, 0], torch.tensor([0, 0]), ps=(2.0,), folds=2, mask=mask)
+    assert torch.equal(again.correct, choice.correct)
+
+
 def test_ties_go_to_the_exponent_nearest_to_2():
     X = torch.tensor([[1.0, 0.0], [-1.0, 0.0]], dtype=torch.float64).expand(4, 2, 2)
     z = torch.tensor([[1.0, 0.0]], dtype=torch.float64).expand(4, 2)
@@ -150,7 +161,7 @@ def _folds_differ(n: int, folds: int) -> bool:
         ({"mask": torch.ones(12, 5)}, r"mask must be bool of shape \(12, 5\)"),
         ({"mask": torch.zeros(12, 5).bool()}, "tokens must be from 0 to 4 and not padding"),
         ({"seed": "a"}, "seed must be an integer, got 'a'"),
-        ({"tol": 0.0}, "tol must be a float between 0 and 1"),
+        ({"tol": 0.0}, "tol must be a number between 0 and 1"),
     ],
 )
 def test_bad_requests_are_refused(change, message):

@@ -203,6 +203,12 @@ def label_margins(data: Posed) -> dict[str, Any]:
     return {"nu": mh.assumption_b(data.problem(), tokens, 2, samples=300)}
 
 
+def choices(data: Posed) -> dict[str, Any]:
+    tokens = data.tokens(some_tokens(data))
+    found = mh.choose_p(data.X, data.z, tokens, (1.5, 3.0), folds=n, mask=data.mask)
+    return {"p": found.p, "correct": found.correct, "infeasible": found.infeasible}
+
+
 def tokens_of(data: Posed) -> dict[str, Any]:
     problem, tokens = data.problem(), data.tokens(some_tokens(data))
     best = mh.globally_optimal_tokens(problem)
@@ -236,6 +242,7 @@ ENTRIES: dict[str, tuple[Callable[[Posed], dict[str, Any]], str]] = {
     "regularization_path": (paths, "regularization_path RegularizationPath"),
     "joint_regularization_path": (joint_paths, "joint_regularization_path"),
     "assumption_b": (label_margins, "assumption_b"),
+    "choose_p": (choices, "choose_p PChoice"),
     "tokens": (tokens_of, " ".join(mh._HOMES["tokens"])),
 }
 # Public names that see no tokens.
