@@ -190,7 +190,7 @@ def test_a_killed_run_resumes_to_the_same_bits(
     assert 1 <= done < 6
     if how == signal.SIGINT:
         assert process.returncode == 130
-        assert error.strip() == "mirrorhead: stopped; the same command goes on from here"
+        assert error.strip() == "mirrorhead: Interrupted. Run the same command again to resume."
         assert not list(folder.glob(".*"))
     before = len(started(tmp_path / "log"))
     monkeypatch.setenv("TOY_LOG", environment["TOY_LOG"])

@@ -174,7 +174,7 @@ def test_a_stopped_sweep_goes_on(pictures: Path, tmp_path: Path, how: signal.Sig
     if how == signal.SIGINT:
         assert process.returncode == 130
         last = error.strip().splitlines()[-1]
-        assert last == "mirrorhead: stopped; the same command goes on from here"
+        assert last == "mirrorhead: Interrupted. Run the same command again to resume."
         assert "Traceback" not in error
     for out in ("stopped", "whole"):
         subprocess.run([*line, out], env=environment, check=True, stdout=subprocess.DEVNULL)

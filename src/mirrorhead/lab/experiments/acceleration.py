@@ -50,40 +50,51 @@ def run(settings: Settings) -> dict[str, Tensor]:
         found = locally_optimal(problem, path.tokens, p, settings.tol)
         arrays[f"accelerated {p:g}"] = path.divergence_to(found.solution).T
         local.append(found.optimal)
-        rivals = [descend(problem, p, steps, lr, progress=False) for lr in settings.lr]
+        baselines = [descend(problem, p, steps, lr, progress=False) for lr in settings.lr]
         solutions = [
-            locally_optimal(problem, rival.tokens, p, settings.tol).solution for rival in rivals
+            locally_optimal(problem, baseline.tokens, p, settings.tol).solution
+            for baseline in baselines
         ]
         divergences = [
-            rival.divergence_to(solution).T
-            for rival, solution in zip(rivals, solutions, strict=True)
+            baseline.divergence_to(solution).T
+            for baseline, solution in zip(baselines, solutions, strict=True)
         ]
         arrays[f"normalized {p:g}"] = torch.stack(divergences, -1)
-        same.append(torch.stack([(rival.tokens == path.tokens).all(-1) for rival in rivals], -1))
+        same.append(
+            torch.stack([(baseline.tokens == path.tokens).all(-1) for baseline in baselines], -1)
+        )
     return arrays | {"local": torch.stack(local, 1), "same": torch.stack(same, 1)}
 
 
 def verdict(result: Result[Settings]) -> Verdict:
     """The goals of the claim, p by p, and that the normalized rule is nowhere near."""
     settings = result.settings
-    exponents, middle, largest, rivals, rates, first, reached = settings.p, [], [], [], [], [], []
+    exponents, middle, largest, baselines, rates, first, reached = (
+        settings.p,
+        [],
+        [],
+        [],
+        [],
+        [],
+        [],
+    )
     for p, steps in zip(exponents, settings.steps, strict=True):
         divergence = result[f"accelerated {p:g}"]  # (trials, records)
         course, goal = (divergence.max(0), 1e-6) if p > 4 else (np.median(divergence, 0), 1e-8)
-        rival = np.median(result[f"normalized {p:g}"][:, -1], 0)  # (rates,)
+        baseline = np.median(result[f"normalized {p:g}"][:, -1], 0)  # (rates,)
         middle.append(np.median(divergence[:, -1]))
         largest.append(divergence[:, -1].max())
-        rivals.append(rival.min())
-        rates.append(settings.lr[int(rival.argmin())])
+        baselines.append(baseline.min())
+        rates.append(settings.lr[int(baseline.argmin())])
         reached.append(course[-1] <= goal)
         at = int(np.argmax(course <= goal))
         first.append(f"{sorted(recorded_steps(steps))[at]:,}" if course[at] <= goal else "never")
-    faster = np.array(middle) < np.array(rivals) / 10
+    faster = np.array(middle) < np.array(baselines) / 10
     return judge(
         f"p = {listed(exponents, 'g')}: median D {listed(middle, '.0e')}, largest "
         f"{listed(largest, '.0e')} after {listed(settings.steps, ',')} steps, the goal reached at "
         f"step {' / '.join(first)}; the normalized rule, with the best of {len(settings.lr)} step "
-        f"sizes ({listed(rates, 'g')}), comes to {listed(rivals, '.0e')}. "
+        f"sizes ({listed(rates, 'g')}), comes to {listed(baselines, '.0e')}. "
         f"{result['local'].mean():.1%} of the accelerated paths are at locally optimal tokens",
         all(reached) and bool(faster.all()),
     )

@@ -104,8 +104,8 @@ def draw(result: Result[Settings]) -> Figure:
     left.legend(fontsize="small")
     margins = result["margins"][0]  # (exponents, pairs)
     place = np.arange(len(settings.p))
-    rivals = [int(pair) for pair in np.argsort(-margins.max(0))[:2]]
-    for shift, pair, colour in zip((-0.15, 0.15), rivals, ("black", GREY), strict=True):
+    contenders = [int(pair) for pair in np.argsort(-margins.max(0))[:2]]
+    for shift, pair, colour in zip((-0.15, 0.15), contenders, ("black", GREY), strict=True):
         line = {"color": colour, "markersize": 22, "markeredgewidth": 3, "linestyle": ""}
         right.plot(place + shift, margins[:, pair], "_", label=_pair(PAIRS[pair]), **line)
     for tokens, label, line in (
@@ -113,7 +113,7 @@ def draw(result: Result[Settings]) -> Figure:
         (result["descent_tokens"][0], "JointGD", {"marker": "x", "color": COLOURS[1]}),
     ):
         chosen = [_index(pair) for pair in tokens]
-        shift = [{rivals[0]: -0.15, rivals[1]: 0.15}.get(pair, 0.0) for pair in chosen]
+        shift = [{contenders[0]: -0.15, contenders[1]: 0.15}.get(pair, 0.0) for pair in chosen]
         line |= {"markersize": 11, "markeredgewidth": 2, "markerfacecolor": "none"}
         height = margins[np.arange(len(chosen)), chosen]
         right.plot(place + shift, height, linestyle="", label=f"taken by {label}", **line)
