@@ -17,6 +17,7 @@ from torch.nn.functional import one_hot
 
 from mirrorhead._checks import as_floats, as_tensor, check_integer, check_seed, is_number
 from mirrorhead.margin import attention_svm
+from mirrorhead.margin._solution import Status
 
 PS = (1.1, 1.25, 1.5, 1.75, 2.0, 3.0, 5.0, 10.0)
 
@@ -186,8 +187,8 @@ def choose_p(
         right = (logits.gather(-1, at).squeeze(-1) > others).double()  # (..., folds, n)
         codes.append(solution.codes)
         correct.append((right * held_out).sum(-2))
-    infeasible = torch.stack([code == 1 for code in codes]).any(0)  # (..., folds)
-    unfinished = torch.stack([code == 2 for code in codes]).any(0) & ~infeasible
+    infeasible = torch.stack([code == Status.INFEASIBLE for code in codes]).any(0)  # (..., folds)
+    unfinished = torch.stack([code == Status.UNFINISHED for code in codes]).any(0) & ~infeasible
     lost = infeasible | unfinished
     if bool(lost.all(-1).any()):
         which = f" of problem {lost.all(-1).nonzero()[0].tolist()}" if lead else ""
