@@ -39,6 +39,7 @@ def parse(line: str) -> Train:
     return tyro.cli(Train, args=line.split())
 
 
+@pytest.mark.slow
 def test_a_run_is_trained_scored_and_not_run_again(slices: Path, capsys: Any) -> None:
     command = parse("imdb --epochs 2 --partial --seed 3")
     assert command.run() == 0

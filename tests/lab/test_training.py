@@ -174,6 +174,7 @@ def test_a_bert_is_trained_by_the_same_loop(tmp_path: Path) -> None:
     assert outcome.epochs[-1]["train_loss"] < 0.9 * outcome.epochs[0]["train_loss"]
 
 
+@pytest.mark.slow
 def test_compiled_training_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Tracing alone, as generating code takes long; tests/test_models.py does that.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
