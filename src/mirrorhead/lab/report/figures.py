@@ -36,6 +36,8 @@ def inline_svg(figure: Figure, name: str, alt: str) -> Markup:
     text = re.sub(needless, "", text, flags=re.DOTALL)
     text = re.sub(r'\bid="', f'id="{name}-', text)
     text = re.sub(r'((?:xlink:)?href="#|url\(#)', rf"\g<1>{name}-", text)
+    # Hundredths of a point are enough: a third of the page would be further digits.
+    text = re.sub(r' d="[^"]*"', lambda d: re.sub(r"(\.\d\d)\d+", r"\1", d[0]), text)
     view = re.search(r'viewBox="[^"]*"', text)
     if view is None:
         raise ValueError("the SVG has no viewBox")

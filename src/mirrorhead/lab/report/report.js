@@ -8,7 +8,8 @@ for (const table of document.querySelectorAll("table.sortable")) {
     if (!button) return;
     button.addEventListener("click", () => {
       const sign = heading.getAttribute("aria-sort") === "ascending" ? -1 : 1;
-      const key = (row) => row.cells[column].dataset.key;
+      // A cell without a key is sorted by its text.
+      const key = (row) => row.cells[column].dataset.key ?? row.cells[column].textContent.trim();
       const compare = (a, b) => key(a).localeCompare(key(b), "en", { numeric: true });
       // Where numbers are compared, 10.5 is not "10" and then "5".
       const numeric = (a, b) => Number(key(a)) - Number(key(b));
