@@ -5,7 +5,7 @@ DEV := .venv/.dev
 CMAKE := $(firstword $(wildcard $(BIN)/cmake) cmake)
 KERNELS := src/mirrorhead/native/kernels.so
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick docs docs-serve bench matrix lint format native
+.PHONY: help demo test quick docs docs-serve bench matrix lint format native sanitize
 
 help:
 	@echo "make demo    set up, then run the paper's experiments and write out/report.html"
@@ -32,6 +32,15 @@ $(KERNELS): $(wildcard src/mirrorhead/native/*.c src/mirrorhead/native/*.h) cmak
 native:
 	@$(CMAKE) -S cmake -B build/native >/dev/null
 	@$(CMAKE) --build build/native -- --no-print-directory -s
+
+# The tests of the three kernels with the address and undefined-behaviour sanitizers, in place.
+sanitize: $(DEV)
+	@$(CMAKE) -S cmake -B build/sanitize -DSANITIZE=ON >/dev/null
+	@$(CMAKE) --build build/sanitize -- --no-print-directory -s
+	LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libubsan.so)" \
+	    ASAN_OPTIONS=detect_leaks=0 $(BIN)/python -m pytest -q -p no:cacheprovider \
+	    tests/library/test_native_step.py tests/library/test_margin_compiled.py \
+	    tests/library/test_descent.py; result=$$?; touch cmake/CMakeLists.txt; $(MAKE) -s native; exit $$result
 
 demo: $(LAB) $(KERNELS)
 	$(BIN)/mirrorhead reproduce --out out
