@@ -109,6 +109,6 @@ def test_the_plain_form_of_the_step_is_the_optimizers(
         for weight, optimizer in zip((plain, ours), optimizers, strict=True):
             weight.grad = gradient.to(dtype)
             optimizer.step()
-        close = {"rtol": 1e-4 if dtype == torch.float32 else 2**-7, "atol": 1e-6}
-        torch.testing.assert_close(ours, plain, **close)
+        relative = 1e-4 if dtype == torch.float32 else 2**-7
+        torch.testing.assert_close(ours, plain, rtol=relative, atol=1e-6)
     assert float((ours.detach() - start).abs().max()) > 0.5

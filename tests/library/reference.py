@@ -70,8 +70,8 @@ def adam(
     rms_floor = 1e-8 if p < 2 else 1e-2
     for i, w in enumerate(weights):
         rms = max(float(w.double().square().mean().sqrt()), rms_floor) if w.numel() else 1.0
-        bent = knee is not None and p < 2
-        u = knee_mirror(w.double(), p, knee * rms) if bent else mirror(w.double(), p)
+        bend = None if knee is None or p >= 2 else knee * rms
+        u = mirror(w.double(), p) if bend is None else knee_mirror(w.double(), p, bend)
         m, v = 0.0, 0.0
         for k, gs in enumerate(gradients, start=1):
             g = -gs[i].double() if maximize else gs[i].double()
@@ -79,7 +79,7 @@ def adam(
             v = betas[1] * v + (1 - betas[1]) * g**2
             d = (m / (1 - betas[0] ** k)) / ((v / (1 - betas[1] ** k)).sqrt() + eps)
             u = (1 - lr * weight_decay) * u - lr * (p - 1) * rms ** (p - 2) * d
-        result.append(knee_inverse(u, p, knee * rms) if bent else inverse(u, p))
+        result.append(inverse(u, p) if bend is None else knee_inverse(u, p, bend))
     return result
 
 

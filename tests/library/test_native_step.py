@@ -45,7 +45,9 @@ def test_powers_against_mpmath(exponent: float) -> None:
     generator = np.random.default_rng(0)
     limit = min(126, 126 / exponent)
     x = np.exp2(generator.uniform(-limit, limit, 2000)).astype(np.float32)
-    x = np.concatenate([x, np.float32([1, 2**-0.5, 2**0.5, np.nextafter(np.float32(1), 0)])])
+    x = np.concatenate(
+        [x, np.array([1, 2**-0.5, 2**0.5, np.nextafter(np.float32(1), 0)], np.float32)]
+    )
     with mpmath.workdps(30):
         exact = [mpmath.mpf(float(a)) ** mpmath.mpf(exponent) for a in x]
         errors = [
@@ -53,7 +55,7 @@ def test_powers_against_mpmath(exponent: float) -> None:
             for a, b in zip(exact, power(x, exponent), strict=True)
         ]
     assert max(errors) <= (2 + exponent) * 2**-23
-    edges = np.float32([0, 1, np.inf, np.nan])
+    edges = np.array([0, 1, np.inf, np.nan], np.float32)
     np.testing.assert_array_equal(power(edges, exponent), edges)
 
 
@@ -164,6 +166,7 @@ def test_it_takes_the_step_of_the_formula(
         bound = bound + torch.finfo(dtype).smallest_normal ** (p - 1)
     assert ((here - there).abs() <= bound).all()
     if rule.storage is Storage.DUAL:
+        assert got.stored is not None and expected.stored is not None
         assert (
             (got.stored.double() - expected.stored).abs() <= 8 * eps * (1 + expected.stored.abs())
         ).all()
@@ -298,6 +301,7 @@ def test_non_finite_entries_are_left_out(optimizer_class, p: float) -> None:
         assert param.isfinite().all()
     assert torch.equal(*params)
     optimizer = optimizer_class([params[1]], lr=0.01, p=p)
+    assert params[1].grad is not None
     params[1].grad[bad] = torch.inf
     with pytest.raises(RuntimeError, match="is not finite"):
         optimizer.step()

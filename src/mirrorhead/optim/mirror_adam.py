@@ -364,7 +364,7 @@ def plan_adam(
             exp_avg_sqs[i],
             noise,
             its_seed,
-            checksums and checksums[i],
+            None if checksums is None else checksums[i],
         )
         plan.states.append(state)
         plan.positions.append(i)

@@ -285,7 +285,7 @@ def plan_descent(
             None,
             noise,
             its_seed,
-            checksums and checksums[i],
+            None if checksums is None else checksums[i],
         )
         plan.states.append(state)
         plan.positions.append(i)
