@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page
 from torch import Tensor
 
@@ -359,6 +360,17 @@ def test_every_preset_shows_and_fits_a_phone(page: Page) -> None:
         page.select_option("#preset", label=name)
         assert page.inner_text("#certificate")
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("preset", ["Two heads", "Infeasible"])
+def test_the_page_is_accessible(page: Page, scheme: Any, preset: str) -> None:
+    """axe-core finds nothing serious, with everything unfolded."""
+    page.emulate_media(color_scheme=scheme)
+    choose(page, preset)
+    page.evaluate("document.querySelector('details').open = true")
+    found = Axe().run(page).response["violations"]
+    assert [(rule["id"], [node["html"] for node in rule["nodes"]]) for rule in found] == []
 
 
 def test_the_command_saves_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
