@@ -4,7 +4,7 @@
 const Playground = (() => {
   const $ = (id) => document.getElementById(id);
   const SVG = "http://www.w3.org/2000/svg";
-  const LIMITS = { samples: 6, tokens: 6, coordinate: 1000, steps: 2000, quickSteps: 300 };
+  const LIMITS = { samples: 6, tokens: 6, coordinate: 1000, steps: 2000, quickSteps: 200 };
   const P_MIN = 1.05;
   const P_MAX = 20;
 
@@ -85,9 +85,11 @@ const Playground = (() => {
     time = Math.min(time, result.path.length - 1);
     drawPlane();
     drawCertificate();
-    drawSamples();
     drawPath();
-    $("python").textContent = python();
+    if (full) { // while a point is dragged these wait
+      drawSamples();
+      $("python").textContent = python();
+    }
   }
 
   const element = (parent, name, attributes = {}, text = "") => {

@@ -416,9 +416,8 @@ const Mirror = (() => {
    * Softmax weights other than the selected token's are kept relative to the largest of them, and
    * their size as a logarithm: the direction stays exact when attention is one-hot to 300 digits.
    */
-  function gradient(problem, weights) {
+  function gradient(problem, weights, g = scores(problem)) {
     const { samples, heads } = problem;
-    const g = scores(problem);
     const parts = samples.map((sample, i) => {
       const perHead = heads.map((_, h) => {
         const l = logits(sample, weights[h]);
@@ -461,10 +460,11 @@ const Mirror = (() => {
   function descend(problem, p, steps, lr = 0.1) {
     const q = dual(p);
     const power = 1 / (p - 1);
+    const g = scores(problem);
     let u = problem.heads.map(() => [0, 0, 0, 0]);
     const path = [u.map((x) => x.slice())];
     for (let k = 0; k < steps; k++) {
-      const G = gradient(problem, path[k]);
+      const G = gradient(problem, path[k], g);
       const size = norm(G.flat(), q);
       if (size > 0) u = u.map((x, h) => x.map((value, j) => value - lr * (G[h][j] / size)));
       path.push(u.map((x) => x.map((value) => signedPower(value, power))));
