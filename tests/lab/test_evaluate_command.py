@@ -72,7 +72,7 @@ def test_wrong_use_is_told(slices: Path, capsys: Any, line: str, says: str) -> N
 def test_a_sweep_is_collected(slices: Path, capsys: Any) -> None:
     make_vit_run(Path("runs/a"))
     final = [{"run": "a", "seed": 0, "diverged": False, "test_accuracy": 0.1}]
-    tuned = [{"name": "SGD", "chosen": {"lr": 0.1}, "tried": [], "final": final}]
+    tuned = [{"name": "SGD", "chosen": {"name": "sgd", "lr": 0.1}, "tried": [], "final": final}]
     asked = {"preset": "laptop-vit", "epochs": 1, "seeds": [0], "rivals": {}}
     record = {"asked": asked, "rule": "none", "tuned": tuned}
     Path("runs/sweep-1.json").write_text(json.dumps(record))
