@@ -71,7 +71,8 @@ def test_wrong_use_is_told(slices: Path, capsys: Any, line: str, says: str) -> N
 
 def test_a_sweep_is_collected(slices: Path, capsys: Any) -> None:
     make_vit_run(Path("runs/a"))
-    final = [{"run": "a", "seed": 0, "diverged": False, "test_accuracy": 0.1}]
+    scores = dict.fromkeys(("train_accuracy", "validation_accuracy", "test_accuracy"), 0.1)
+    final = [{"run": "a", "seed": 0, "diverged": False, "best_epoch": 1, **scores}]
     tuned = [{"name": "SGD", "chosen": {"name": "sgd", "lr": 0.1}, "tried": [], "final": final}]
     asked = {"preset": "laptop-vit", "epochs": 1, "seeds": [0], "rivals": {}}
     record = {"asked": asked, "rule": "none", "tuned": tuned}
