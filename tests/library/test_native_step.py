@@ -342,3 +342,23 @@ def test_layouts(layout: str, p: float) -> None:
                 param.grad = grad.transpose(0, 2).contiguous().transpose(0, 2)
             optimizer.step()
     torch.testing.assert_close(params[1], params[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer_class", [MirrorDescent, MirrorAdam])
+@pytest.mark.parametrize("p", [1.05, 1.1, 1.2, 1.25, 1.3, 1.5, 1.6, 1.75, 1.9, 3.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_without_checksums_the_step_is_the_same(
+    optimizer_class: type, p: float, dtype: torch.dtype
+) -> None:
+    """After a checkpoint is loaded there are none; then no weight may look edited."""
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(5000, generator=generator).to(dtype)
+    params = [nn.Parameter(start.clone()) for _ in range(2)]
+    optimizers = [optimizer_class([param], lr=0.02, p=p) for param in params]
+    for _ in range(8):
+        gradient = torch.randn(5000, generator=generator).to(dtype)
+        for param, optimizer in zip(params, optimizers, strict=True):
+            param.grad = gradient.clone()
+            optimizer.step()
+        optimizers[1]._checksums.clear()
+        assert torch.equal(*params)

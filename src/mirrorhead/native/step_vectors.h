@@ -71,18 +71,26 @@ INLINE void NAME(power)(VEC *x, int count, const struct NAME(exponent) *e) {
     }
 }
 
-/* sign(c)|c|^(p-1) + (w - c)/T with c = w up to the knee. */
+/* The line beyond the knee (and for NaN), the curve up to it. A sum of the two would round
+ * differently where the compiler fuses the last product of the power with it, and where it does
+ * not; then a weight read again after a checkpoint would look edited. */
+INLINE VEC NAME(beyond)(VEC size, REAL knee, VEC line, VEC curve) {
+    const INTS near = size <= knee;
+    return (VEC)(((INTS)curve & near) | ((INTS)line & ~near));
+}
+
+/* sign(w)|w|^(p-1) up to the knee, and the line with slope 1/T beyond. */
 INLINE void NAME(mirror)(const struct NAME(update) *h, const VEC *w, VEC *out, int count) {
     for (int k = 0; k < count; k++)
         out[k] = h->bent ? NAME(at_most)(NAME(size)(w[k]), h->knee) : NAME(size)(w[k]);
     NAME(power)(out, count, &h->mirror);
     for (int k = 0; k < count; k++) {
-        const VEC size = NAME(size)(w[k]), c = NAME(at_most)(size, h->knee);
-        out[k] = NAME(with_sign)(h->bent ? out[k] + (size - c) / h->slope : out[k], w[k]);
+        const VEC size = NAME(size)(w[k]), line = h->dual_knee + (size - h->knee) / h->slope;
+        out[k] = NAME(with_sign)(h->bent ? NAME(beyond)(size, h->knee, line, out[k]) : out[k], w[k]);
     }
 }
 
-/* sign(c)|c|^(1/(p-1)) + (u - c) T with c = u up to the knee; 0 where that is subnormal. */
+/* sign(u)|u|^(1/(p-1)) up to the knee, and the line with slope T beyond; 0 where that is subnormal. */
 INLINE void NAME(inverse)(const struct NAME(update) *h, const VEC *u, VEC *out, int count) {
     for (int k = 0; k < count; k++) {
         const VEC size = NAME(size)(u[k]), c = h->bent ? NAME(at_most)(size, h->dual_knee) : size;
@@ -90,8 +98,8 @@ INLINE void NAME(inverse)(const struct NAME(update) *h, const VEC *u, VEC *out, 
     }
     NAME(power)(out, count, &h->inverse);
     for (int k = 0; k < count; k++) {
-        const VEC size = NAME(size)(u[k]), c = NAME(at_most)(size, h->dual_knee);
-        out[k] = NAME(with_sign)(h->bent ? out[k] + (size - c) * h->slope : out[k], u[k]);
+        const VEC size = NAME(size)(u[k]), line = h->knee + (size - h->dual_knee) * h->slope;
+        out[k] = NAME(with_sign)(h->bent ? NAME(beyond)(size, h->dual_knee, line, out[k]) : out[k], u[k]);
     }
 }
 
