@@ -3,6 +3,8 @@ BIN := .venv/bin
 LAB := .venv/.lab
 DEV := .venv/.dev
 CMAKE := $(firstword $(wildcard $(BIN)/cmake) cmake)
+# A file's tests share fixtures and compiled kernels, so one process runs them all.
+PARALLEL := -n 2 --dist loadfile
 KERNELS := src/mirrorhead/native/kernels.so
 .DEFAULT_GOAL := help
 .PHONY: help demo test quick docs docs-serve bench matrix lint format native sanitize
@@ -38,7 +40,7 @@ sanitize: $(DEV)
 	@$(CMAKE) -S cmake -B build/sanitize -DSANITIZE=ON >/dev/null
 	@$(CMAKE) --build build/sanitize -- --no-print-directory -s
 	LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libubsan.so)" \
-	    ASAN_OPTIONS=detect_leaks=0 $(BIN)/python -m pytest -q -p no:cacheprovider \
+	    ASAN_OPTIONS=detect_leaks=0 $(BIN)/python -m pytest -q -s -p no:cacheprovider \
 	    tests/library/test_native_step.py tests/library/test_margin_compiled.py \
 	    tests/library/test_descent.py; result=$$?; touch cmake/CMakeLists.txt; $(MAKE) -s native; exit $$result
 
@@ -51,11 +53,11 @@ lint: $(DEV) $(KERNELS)
 	$(BIN)/pyright
 
 test: lint
-	$(BIN)/python -m pytest -q -n 2
+	$(BIN)/python -m pytest -q $(PARALLEL)
 
 quick: $(DEV) $(KERNELS)
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest -q -n 2 -m "not slow"
+	$(BIN)/python -m pytest -q $(PARALLEL) -m "not slow" --hypothesis-profile quick
 
 docs: $(DEV)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs -q build --strict

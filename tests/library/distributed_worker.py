@@ -607,8 +607,8 @@ def main(rank: int, suite: str, directory: str) -> None:
     for scenario in SUITES[suite]:
         with naming(scenario.__name__):
             scenario(Path(directory) / scenario.__name__)
-    # Leave together and at once. Nothing catches an error in gloo's own thread, so a process whose
-    # peer closes the connection while it still sends ends with SIGABRT (pytorch/pytorch#50701).
+    # Leave together and at once: after a barrier the first process may close the connections while
+    # the other is still inside (pytorch/gloo#155).
     dist.barrier()
     Path(directory, f"left-{rank}").touch()
     deadline = time.monotonic() + 60

@@ -110,7 +110,11 @@ def test_descent(
     check_descent(implementation, tensor_shapes, dtype, seed, nesterov=nesterov, **options)
 
 
-# A kernel takes seconds to compile: these rules, and any shapes and numbers.
+# A kernel takes seconds to compile: these rules, and any shapes and numbers. Four tensors have a
+# kernel of their own, which test_handfuls_of_tensors tests.
+fused_shapes = shapes.map(lambda found: found[:3])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "fixed",
@@ -118,17 +122,15 @@ def test_descent(
         {"p": 1.1},
         {"p": 1.1, "momentum": 0.9, "weight_decay": 0.1},
         {"p": 1.5, "momentum": 0.9, "nesterov": True},
-        {"p": 1.3, "maximize": True},
-        {"p": 1.75, "normalize": "tensor"},
+        {"p": 1.75, "normalize": "tensor", "maximize": True},
         {"p": 2.0, "momentum": 0.9, "weight_decay": 0.1},
-        {"p": 2.7},
+        {"p": 2.7, "normalize": "global"},
         {"p": 3.0, "weight_decay": 0.1},
-        {"p": 6.0, "normalize": "global"},
     ],
     ids=lambda fixed: "-".join(f"{k}={v}" for k, v in fixed.items()),
 )
 @settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
-@given(shapes, st.integers(0, 1000), st.floats(1e-3, 0.1))
+@given(fused_shapes, st.integers(0, 1000), st.floats(1e-3, 0.1))
 def test_descent_fused(
     fixed: dict[str, Any], tensor_shapes: list[tuple[int, ...]], seed: int, lr: float
 ) -> None:
@@ -136,9 +138,8 @@ def test_descent_fused(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("p", [1.1, 1.3])
-def test_descent_fused_float64(p: float) -> None:
-    check_descent(FUSED, [(3, 5), (17,)], torch.float64, 0, lr=0.05, p=p)
+def test_descent_fused_float64() -> None:
+    check_descent(FUSED, [(3, 5), (17,)], torch.float64, 0, lr=0.05, p=1.3)
 
 
 adam_options = st.fixed_dictionaries(
@@ -183,16 +184,14 @@ def test_adam(
     "fixed",
     [
         {"p": 1.1},
-        {"p": 1.5, "weight_decay": 0.1},
-        {"p": 1.3, "maximize": True},
+        {"p": 1.5, "weight_decay": 0.1, "maximize": True},
         {"p": 2.0},
         {"p": 2.7},
-        {"p": 3.0},
     ],
     ids=lambda fixed: "-".join(f"{k}={v}" for k, v in fixed.items()),
 )
 @settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
-@given(shapes, st.integers(0, 1000), st.floats(1e-4, 1e-2))
+@given(fused_shapes, st.integers(0, 1000), st.floats(1e-4, 1e-2))
 def test_adam_fused(
     fixed: dict[str, Any], tensor_shapes: list[tuple[int, ...]], seed: int, lr: float
 ) -> None:
@@ -209,7 +208,9 @@ def test_p_2_is_sgd_to_the_bit(
     params, gradients = make(shapes_, dtype, 0, steps=10)
     twins = [nn.Parameter(q.detach().clone()) for q in params]
     train(MirrorDescent(params, lr=0.03, p=2, **options, **implementation), gradients)
-    train(torch.optim.SGD(twins, lr=0.03, **options, **implementation), gradients)
+    # torch's fused SGD leaves the last elements of half-precision tensors undefined on a CPU.
+    theirs = FOREACH if dtype == torch.bfloat16 and implementation == FUSED else implementation
+    train(torch.optim.SGD(twins, lr=0.03, **options, **theirs), gradients)
     assert all(torch.equal(a, b) for a, b in zip(params, twins, strict=True))
 
 
@@ -247,7 +248,11 @@ def test_any_memory_layout(implementation: dict[str, Any]) -> None:
     plain = [nn.Parameter(x.contiguous().clone()) for x in layouts()]
     params = [nn.Parameter(x) for x in layouts()]
     assert [q.is_contiguous() for q in params] == [False] * 4
-    for weights in (plain, params):
-        train(MirrorDescent(weights, lr=0.1, p=1.1, momentum=0.9, **implementation), [gradient] * 3)
+    for weights, gradients in (
+        (params, gradient),
+        *(([w], [g]) for w, g in zip(plain, gradient, strict=True)),
+    ):
+        optimizer = MirrorDescent(weights, lr=0.1, p=1.1, momentum=0.9, **implementation)
+        train(optimizer, [gradients] * 3)
     for a, b in zip(plain, params, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-10)

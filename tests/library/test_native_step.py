@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 import struct
 from dataclasses import replace
+from typing import Any
 
 import mpmath
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -19,6 +20,7 @@ from mirrorhead.optim import _native
 from mirrorhead.optim._formula import Hyper, Method, Storage, UpdateRule
 from mirrorhead.optim._native import step_native
 from mirrorhead.optim._param_state import ParamState
+from mirrorhead.potentials import inverse_exponent
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="the C library was not built")
 
@@ -362,3 +364,214 @@ def test_without_checksums_the_step_is_the_same(
             optimizer.step()
         optimizers[1]._checksums.clear()
         assert torch.equal(*params)
+
+
+@given(
+    p=st.sampled_from(P_VALUES) | st.floats(1.05, 8),
+    dtype=st.sampled_from(DTYPES),
+    counts=st.lists(st.sampled_from([0, 1, 7, 8, 131, 1025, 5000]), min_size=1, max_size=3),
+    method=st.sampled_from(["plain", "nesterov", "adam"]),
+    decay=st.sampled_from([0.0, 0.2]),
+    maximize=st.booleans(),
+    steps=st.sampled_from([2, 40]),  # with 2 the weights leave their reach, and S grows
+    elsewhere=st.booleans(),
+    seed=st.integers(0, 10**6),
+)
+@settings(max_examples=60)
+def test_centred_steps_are_those_of_torch(
+    p: float, dtype: torch.dtype, counts: list[int], method: str, decay: float, maximize: bool,
+    steps: int, elsewhere: bool, seed: int,
+) -> None:  # fmt: skip
+    """u and S follow those of the torch path; w is w0 + S (u/S)^(1/(p-1)), computed in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    draw = lambda n: torch.randn(n, generator=generator)  # noqa: E731
+    start = [draw(n).to(dtype) for n in counts]
+    for w in start:
+        w[: len(w) // 9] = -0.0
+    centers = [(w + 0.1 * draw(len(w))).to(dtype) for w in start] if elsewhere else "init"
+    gradients = [[draw(n).to(dtype) for n in counts] for _ in range(3)]
+    for gs in gradients[0], gradients[2]:
+        for g in gs:
+            g[::5] = 0
+            g[-2:-1] = torch.nan
+    options: dict[str, Any] = {"p": p, "center": centers, "weight_decay": decay}
+    options |= {"maximize": maximize, "error_if_nonfinite": False}
+    cls: Any = MirrorAdam if method == "adam" else MirrorDescent
+    options |= {"lr": 0.5, "steps": steps} if method == "adam" else {"lr": 2 / steps}
+    options |= {"momentum": 0.9, "nesterov": True} if method == "nesterov" else {}
+    pairs = []
+    for how in ({}, {"foreach": False}):
+        params = [nn.Parameter(w.clone()) for w in start]
+        pairs.append((params, cls(params, **options, **how)))
+    wide = torch.promote_types(dtype, torch.float32)
+    eps = torch.finfo(wide).eps
+    exponent = inverse_exponent(p)
+    for gs in gradients:
+        for params, optimizer in pairs:
+            for param, g in zip(params, gs, strict=True):
+                param.grad = g.clone()
+            optimizer.step()
+        (ours, native_one), (theirs, torch_one) = pairs
+        for a, b in zip(ours, theirs, strict=True):
+            mine, other = native_one.state[a], torch_one.state[b]
+            u, scale = mine["dual"].double(), float(mine["scale"])
+            assert scale == pytest.approx(float(other["scale"]), rel=32 * eps)
+            apart = (u - other["dual"].double()).abs()
+            assert (apart <= 32 * eps * (scale + u.abs()) * max(1, p)).all()
+            x = u / scale
+            change = scale * x.abs().pow(exponent).copysign(x)
+            want = mine["center"].double() + change
+            slack = (4 + 2 * exponent) * eps * change.abs() + 2 * torch.finfo(wide).tiny
+            slack += 1.01 * torch.finfo(dtype).eps * want.abs() + tiny_of(dtype)
+            assert ((a.detach().double() - want).abs() <= slack).all()
+
+
+def tiny_of(dtype: torch.dtype) -> float:
+    """The gap between subnormal numbers of a dtype."""
+    return torch.finfo(dtype).tiny * torch.finfo(dtype).eps
+
+
+def centred(dtype: torch.dtype = torch.float32, count: int = 5000, **options) -> tuple:
+    weights = torch.randn(count, generator=torch.Generator().manual_seed(1)).to(dtype)
+    param = nn.Parameter(weights.clone())
+    options = {"lr": 0.5, "steps": 4, "p": 1.1, "center": "init", **options}
+    return param, MirrorAdam([param], **options)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("p", [1.1, 1.3, 1.5, 2.0, 3.0])
+def test_a_centred_weight_without_checksums_does_not_look_edited(
+    p: float, dtype: torch.dtype
+) -> None:
+    """As after loading a checkpoint; past step 4 the scale grows at every step."""
+    (a, with_sums), (b, without) = centred(dtype, p=p), centred(dtype, p=p)
+    for seed in range(7):
+        advance(a, with_sums, 0 if seed < 6 else 1)
+        without._checksums.clear()
+        advance(b, without, 0 if seed < 6 else 1)
+        assert torch.equal(a, b)
+    assert float(with_sums.state[a]["scale"]) > 0.5
+    assert torch.equal(with_sums.state[a]["dual"], without.state[b]["dual"])
+
+
+@pytest.mark.parametrize("what", ["weight", "center", "both", "dual", "scale"])
+def test_edits_of_centred_weights_and_their_state_are_noticed(what: str) -> None:
+    """The next step, without a gradient, leaves every weight where it is."""
+    param, optimizer = centred(steps=40)
+    advance(param, optimizer, 0)
+    state = optimizer.state[param]
+    before = state["dual"].clone()
+    with torch.no_grad():
+        if what == "weight":
+            param[4000] += 0.5
+        elif what == "center":
+            state["center"][4000] -= 0.5
+        elif what == "both":
+            first = param[4000].clone()
+            param[4000] = state["center"][4000] + 0.25
+            state["center"][4000] = first
+        elif what == "dual":
+            del state["dual"]
+        else:
+            state["scale"].mul_(2)
+    state["exp_avg"].zero_()
+    edited = param.detach().clone()
+    advance(param, optimizer, 1, 0.0)
+    torch.testing.assert_close(param.detach(), edited, rtol=0, atol=1e-6)
+    if what in ("weight", "center", "both"):
+        assert state["dual"][4000] != before[4000]
+        assert torch.equal(state["dual"][:4000], before[:4000])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_threads_do_not_change_a_centred_step(dtype: torch.dtype) -> None:
+    threads = torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            param, optimizer = centred(dtype, 200_001)
+            for seed in range(2):
+                advance(param, optimizer, seed)
+            results.append((param, optimizer.state[param]["scale"]))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(results[0][0], results[1][0]) and results[0][1] == results[1][1]
+
+
+@pytest.mark.parametrize("layout", ["transposed", "gaps", "center", "gradient"])
+def test_layouts_of_centred_weights(layout: str) -> None:
+    generator = torch.Generator().manual_seed(3)
+    plain, center, grad = (torch.randn(6, 4, 5, generator=generator) for _ in range(3))
+    turned = lambda x: x.transpose(0, 2).contiguous().transpose(0, 2)  # noqa: E731
+    weight = plain.clone()
+    if layout == "transposed":
+        weight = turned(plain)
+    elif layout == "gaps":
+        weight = torch.stack([plain, plain], -1)[..., 0]
+    params = [nn.Parameter(plain.clone()), nn.Parameter(weight)]
+    for k, param in enumerate(params):
+        around = turned(center) if k and layout == "center" else center.clone()
+        optimizer = MirrorAdam([param], lr=0.3, p=1.5, center=[around], steps=2)
+        for _ in range(3):
+            param.grad = turned(grad) if k and layout == "gradient" else grad.clone()
+            optimizer.step()
+    torch.testing.assert_close(params[1], params[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_at_p_2_is_sgd_to_the_last_element(
+    dtype: torch.dtype, momentum: float
+) -> None:
+    """torch's fused SGD reads beyond the end where the length is no multiple of its vectors."""
+    for count in (1, 3, 17, 1025):
+        generator = torch.Generator().manual_seed(count)
+        weights, *gradients = (torch.randn(count, generator=generator).to(dtype) for _ in range(4))
+        params = [nn.Parameter(weights.clone()) for _ in range(2)]
+        optimizers = [
+            MirrorDescent([params[0]], lr=0.1, p=2, momentum=momentum),
+            torch.optim.SGD([params[1]], lr=0.1, momentum=momentum, foreach=False),
+        ]
+        for g in gradients:
+            for param, optimizer in zip(params, optimizers, strict=True):
+                param.grad = g.clone()
+                optimizer.step()
+        # Three roundings of the weight, and as many of the momentum.
+        slack = 3 * torch.finfo(dtype).eps * float(weights.abs().max() + 1)
+        torch.testing.assert_close(*params, rtol=0, atol=slack)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("maximize", [False, True])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_p_2_is_torchs_sgd_to_the_bit(dtype: torch.dtype, maximize: bool, decay: float) -> None:
+    for count in (0, 1, 17, 1025, 5000):
+        generator = torch.Generator().manual_seed(count)
+        weights, *gradients = (torch.randn(count, generator=generator).to(dtype) for _ in range(4))
+        params = [nn.Parameter(weights.clone()) for _ in range(2)]
+        ours = MirrorDescent([params[0]], lr=0.37, p=2, weight_decay=decay, maximize=maximize)
+        theirs = torch.optim.SGD([params[1]], lr=0.37, maximize=maximize)
+        for g in gradients:
+            for param in params:
+                param.grad = g.clone()
+            params[1].data.mul_(1 - 0.37 * decay)  # decoupled, as ours is
+            ours.step()
+            theirs.step()
+            assert torch.equal(*params)
+
+
+def test_state_of_large_parameters_starts_at_zero_and_is_saved_alone(tmp_path) -> None:
+    """It lies in memory of its own, in huge pages where there are any."""
+    param = nn.Parameter(torch.randn(1100, 1000))
+    optimizer = MirrorAdam([param], lr=0.0, p=1.5, knee=None)
+    param.grad = torch.zeros_like(param)
+    optimizer.step()
+    state = optimizer.state[param]
+    for name in ("exp_avg", "exp_avg_sq"):
+        assert state[name].shape == param.shape and not state[name].any()
+    torch.testing.assert_close(
+        state["dual"].abs().square(), param.detach().abs(), check_stride=True
+    )
+    torch.save(state["dual"], tmp_path / "dual.pt")
+    assert (tmp_path / "dual.pt").stat().st_size < 4.5e6

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,23 @@ each_unfused = pytest.mark.parametrize(
     "how", [IMPLEMENTATIONS["loop"], IMPLEMENTATIONS["foreach"]], ids=["loop", "foreach"]
 )
 each_optimizer = pytest.mark.parametrize("cls", [MirrorDescent, MirrorAdam])
+
+
+def with_a_few_fused(names: str, cases: list[tuple], fused: list[tuple]) -> pytest.MarkDecorator:
+    """Loop and foreach for every case; fused, which is compiled for seconds, for some of them."""
+    assert set(fused) <= set(cases)
+    choices = [
+        pytest.param(
+            IMPLEMENTATIONS[name],
+            *case,
+            id="-".join([name, *(getattr(x, "__name__", str(x)) for x in case)]),
+        )
+        for name in IMPLEMENTATIONS
+        for case in (fused if name == "fused" else cases)
+    ]
+    return pytest.mark.parametrize(f"how, {names}", choices)
+
+
 How = dict[str, Any]
 Optimizers = type[MirrorDescent] | type[MirrorAdam]
 
@@ -58,14 +76,22 @@ def steps(optimizer: torch.optim.Optimizer, count: int, zero: bool = False) -> N
 
 
 @pytest.mark.slow
-@each_implementation
-def test_weights_at_zero_move_as_they_should(how: How) -> None:
-    """float32, p = 1.1, from 0, gradients of 1e-4, lr 1e-2, 1e5 steps: within 1e-3."""
+@pytest.mark.parametrize(
+    ("how", "count"),
+    [
+        ({}, 100_000),
+        (IMPLEMENTATIONS["loop"], 5_000),
+        (IMPLEMENTATIONS["foreach"], 5_000),
+        (IMPLEMENTATIONS["fused"], 2_000),
+    ],
+    ids=["native", "loop", "foreach", "fused"],
+)
+def test_weights_at_zero_move_as_they_should(how: How, count: int) -> None:
+    """float32, p = 1.1, from 0, gradients of 1e-4, lr 1e-2, up to 1e5 steps: within 1e-3."""
     gradient = 1e-4 * torch.tensor([1.0, -1.0, 0.9, 1.1, 0.77, -1.23, 0.5, 2.0])
     param = nn.Parameter(torch.zeros(8))
     param.grad = gradient.clone()
     optimizer = MirrorDescent([param], lr=1e-2, p=1.1, **how)
-    count = 100_000
     for _ in range(count):
         optimizer.step()
     u = torch.zeros(8, dtype=torch.float64)
@@ -75,27 +101,30 @@ def test_weights_at_zero_move_as_they_should(how: How) -> None:
     assert ((param.double() - expected).abs() <= 1e-3 * expected.abs()).all()
 
 
-@pytest.mark.slow
-@each_implementation
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("p", [1.1, 1.5, 1.75, 3, 6])
+@with_a_few_fused(
+    "p, dtype",
+    list(product([1.1, 1.5, 1.75, 3.0, 6.0], [torch.bfloat16, torch.float16, torch.float32])),
+    [(1.1, torch.bfloat16), (1.1, torch.float32), (3.0, torch.bfloat16)],
+)
 def test_zero_gradients_change_no_bit(how: How, p: float, dtype: torch.dtype) -> None:
     values = [torch.randn(200), torch.randn(200) * 1e-3, torch.zeros(8)]
     values += [2.0 ** torch.arange(-20, 8), torch.full((3,), 1e-7)]
     param = nn.Parameter(torch.cat(values).to(dtype))
     before = param.detach().clone()
-    steps(optimizer := MirrorDescent([param], lr=0.1, p=p, **how), 1000, zero=True)
+    steps(optimizer := MirrorDescent([param], lr=0.1, p=p, **how), 50, zero=True)
     assert torch.equal(param, before)
     # ... and after moving, too.
     steps(optimizer, 3)
     before = param.detach().clone()
-    steps(optimizer, 100, zero=True)
+    steps(optimizer, 50, zero=True)
     assert torch.equal(param, before)
 
 
-@each_implementation
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("p", [1.1, 3.0])
+@with_a_few_fused(
+    "p, dtype",
+    list(product([1.1, 3.0], [torch.bfloat16, torch.float16])),
+    [(1.1, torch.bfloat16), (3.0, torch.bfloat16)],
+)
 def test_half_precision_follows_float32(how: How, p: float, dtype: torch.dtype) -> None:
     """Steps far below the resolution of the parameter add up in the state."""
     param = nn.Parameter((torch.rand(50) + 0.5).to(dtype))
@@ -110,8 +139,7 @@ def test_half_precision_follows_float32(how: How, p: float, dtype: torch.dtype) 
     assert (apart <= torch.finfo(dtype).eps).all()
 
 
-@each_implementation
-@pytest.mark.parametrize("keep_dual", [True, False])
+@with_a_few_fused("keep_dual", [(True,), (False,)], [(False,)])
 def test_stochastic_rounding_is_unbiased(how: How, keep_dual: bool) -> None:
     """Without state, bf16 weights lose small steps unless rounding is random."""
     start, lr, count = 1.0, 1e-4, 200
@@ -158,9 +186,11 @@ def test_fast_power(exponent: float) -> None:
 # Edits from outside
 
 
-@each_implementation
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("p", [1.1, 1.3, 1.5, 3.0])
+@with_a_few_fused(
+    "p, dtype",
+    list(product([1.1, 1.3, 1.5, 3.0], [torch.float32, torch.bfloat16, torch.float64])),
+    [(1.1, torch.float32), (1.1, torch.bfloat16), (3.0, torch.bfloat16)],
+)
 def test_edits_of_the_weights_are_noticed(how: How, p: float, dtype: torch.dtype) -> None:
     """Pruned, clamped and loaded weights go on from where they were put."""
     param = parameter(64, dtype=dtype, scale=1.0)
@@ -232,9 +262,11 @@ def test_state_is_no_more_than_needed(
     assert all(x.dtype == torch.float32 for x in optimizer.state[param].values())
 
 
-@each_implementation
-@each_optimizer
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@with_a_few_fused(
+    "cls, dtype",
+    list(product([MirrorDescent, MirrorAdam], [torch.float32, torch.bfloat16])),
+    [(MirrorDescent, torch.bfloat16), (MirrorAdam, torch.float32)],
+)
 def test_state_dict_resumes_to_the_bit(how: How, cls: Optimizers, dtype: torch.dtype) -> None:
     def fresh() -> tuple[list[nn.Parameter], Any]:
         torch.manual_seed(0)
@@ -412,9 +444,11 @@ def test_maximize_is_minimize_of_the_negative(how: How) -> None:
     assert torch.equal(a, b)
 
 
-@each_implementation
-@pytest.mark.parametrize("normalize", ["tensor", "global"])
-@pytest.mark.parametrize("p", [1.1, 2.0, 3.0])
+@with_a_few_fused(
+    "normalize, p",
+    list(product(["tensor", "global"], [1.1, 2.0, 3.0])),
+    [("tensor", 1.1), ("global", 3.0)],
+)
 def test_normalize(how: How, normalize: Any, p: float) -> None:
     """Zero gradients change nothing; tiny ones go as far as large ones."""
     params = [parameter(5), parameter(3)]
@@ -449,17 +483,29 @@ def test_step_with_lr_0_changes_nothing(how: How, cls: Optimizers) -> None:
 # Non-finite gradients
 
 
-@each_implementation
-@each_optimizer
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("p", [1.1, 2.0, 3.0])
-@pytest.mark.parametrize("options", [{}, {"normalize": "global", "momentum": 0.9}])
+@with_a_few_fused(
+    "cls, normalize, p, bad",
+    [
+        (cls, normalize, p, bad)
+        for cls, normalize in ((MirrorDescent, None), (MirrorDescent, "global"), (MirrorAdam, None))
+        for p in (1.1, 2.0, 3.0)
+        for bad in (torch.nan, torch.inf, -torch.inf)
+    ],
+    [
+        (MirrorDescent, None, 1.1, torch.nan),
+        (MirrorDescent, None, 1.1, -torch.inf),
+        (MirrorDescent, None, 3.0, torch.inf),
+        (MirrorDescent, "global", 1.1, torch.nan),
+        (MirrorDescent, "global", 2.0, torch.nan),
+        (MirrorAdam, None, 1.1, torch.inf),
+        (MirrorAdam, None, 2.0, torch.inf),
+    ],
+)
 def test_nonfinite_gradients(
-    how: How, cls: Optimizers, bad: float, p: float, options: dict[str, Any]
+    how: How, cls: Optimizers, normalize: str | None, p: float, bad: float
 ) -> None:
     """An error names the parameter, and the bad entries have moved nothing."""
-    if cls is MirrorAdam:
-        options = {}
+    options: dict[str, Any] = {"normalize": normalize, "momentum": 0.9} if normalize else {}
     a, b = parameter(3), parameter(4)
     before = [a.detach().clone(), b.detach().clone()]
     assert b.grad is not None
@@ -560,6 +606,7 @@ def test_adams_learning_rate_carries_over(p: float) -> None:
         torch.testing.assert_close(moved, torch.full_like(moved, 1e-5), rtol=0.05, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [1.1, 1.5, 3.0])
 def test_tensors_that_start_at_zero_learn(p: float) -> None:
     param = nn.Parameter(torch.zeros(20))
@@ -571,6 +618,7 @@ def test_tensors_that_start_at_zero_learn(p: float) -> None:
     torch.testing.assert_close(param.detach(), target, rtol=0, atol=0.02)
 
 
+@pytest.mark.slow
 @each_unfused
 @pytest.mark.parametrize("p", [1.05, 1.1, 1.3, 1.5, 1.75])
 def test_a_tensor_at_zero_moves_as_with_adamw(how: How, p: float) -> None:
@@ -587,6 +635,7 @@ def test_a_tensor_at_zero_moves_as_with_adamw(how: How, p: float) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [1.1, 1.5])
 def test_lora_learns_as_with_adamw(p: float) -> None:
     torch.manual_seed(0)
@@ -823,6 +872,7 @@ def test_tensors_without_values(cls: Optimizers, how: How, p: float) -> None:
             assert (take_steps("cpu") < 1).all()
 
 
+@pytest.mark.slow
 @each_optimizer
 def test_a_compiled_step_is_the_same_step(cls: Optimizers) -> None:
     """torch.compile(optimizer.step) breaks no graph and compiles nothing again."""
@@ -843,6 +893,7 @@ def test_a_compiled_step_is_the_same_step(cls: Optimizers) -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 1
 
 
+@pytest.mark.slow
 def test_importing_the_optimizers_imports_nothing_distributed() -> None:
     code = (
         "import sys, torch; before = set(sys.modules); import mirrorhead as mh; mh.MirrorAdam;"
@@ -878,6 +929,7 @@ def test_nothing_recompiles() -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.slow
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A clear error, and nothing has moved."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
@@ -892,6 +944,7 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert torch.equal(param, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("environment", "hint"),
     [

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import transformers
 from torch import nn
 
 from mirrorhead import MirrorAdam, MirrorDescent, attention_param_groups
@@ -26,6 +26,11 @@ TOKENS: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+
+
+def hf() -> Any:
+    """Return the package transformers, which takes seconds to import."""
+    return importlib.import_module("transformers")
 
 
 class TimmAttention(nn.Module):
@@ -53,63 +58,61 @@ class TimmBlock(nn.Module):
 
 
 def bert() -> nn.Module:
-    return transformers.BertForMaskedLM(transformers.BertConfig(**TINY, **TOKENS))
+    return hf().BertForMaskedLM(hf().BertConfig(**TINY, **TOKENS))
 
 
 def bert_with_cross_attention() -> nn.Module:
-    return transformers.BertLMHeadModel(
-        transformers.BertConfig(**TINY, **TOKENS, is_decoder=True, add_cross_attention=True)
+    return hf().BertLMHeadModel(
+        hf().BertConfig(**TINY, **TOKENS, is_decoder=True, add_cross_attention=True)
     )
 
 
 def gpt2() -> nn.Module:
-    config = transformers.GPT2Config(
+    config = hf().GPT2Config(
         n_embd=8, n_layer=2, n_head=2, n_positions=8, add_cross_attention=True, **TOKENS
     )
-    return transformers.GPT2LMHeadModel(config)
+    return hf().GPT2LMHeadModel(config)
 
 
 def llama() -> nn.Module:
-    config = transformers.LlamaConfig(
+    config = hf().LlamaConfig(
         **TINY, **TOKENS, num_key_value_heads=1, tie_word_embeddings=True, attention_bias=True
     )
-    return transformers.LlamaForCausalLM(config)
+    return hf().LlamaForCausalLM(config)
 
 
 def vit() -> nn.Module:
-    config = transformers.ViTConfig(**TINY, image_size=8, patch_size=4)
-    return transformers.ViTForImageClassification(config)
+    config = hf().ViTConfig(**TINY, image_size=8, patch_size=4)
+    return hf().ViTForImageClassification(config)
 
 
 def distilbert() -> nn.Module:
-    config = transformers.DistilBertConfig(
-        dim=8, n_layers=2, n_heads=2, hidden_dim=16, vocab_size=11
-    )
-    return transformers.DistilBertForSequenceClassification(config)
+    config = hf().DistilBertConfig(dim=8, n_layers=2, n_heads=2, hidden_dim=16, vocab_size=11)
+    return hf().DistilBertForSequenceClassification(config)
 
 
 def t5() -> nn.Module:
-    config = transformers.T5Config(d_model=8, d_kv=4, d_ff=16, num_layers=2, num_heads=2, **TOKENS)
-    return transformers.T5ForConditionalGeneration(config)
+    config = hf().T5Config(d_model=8, d_kv=4, d_ff=16, num_layers=2, num_heads=2, **TOKENS)
+    return hf().T5ForConditionalGeneration(config)
 
 
 def gpt_neox() -> nn.Module:
-    return transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**TINY, **TOKENS))
+    return hf().GPTNeoXForCausalLM(hf().GPTNeoXConfig(**TINY, **TOKENS))
 
 
 def deberta() -> nn.Module:  # in_proj, which is attention here ...
-    return transformers.DebertaModel(transformers.DebertaConfig(**TINY, vocab_size=11))
+    return hf().DebertaModel(hf().DebertaConfig(**TINY, vocab_size=11))
 
 
 def mamba() -> nn.Module:  # ... and is not here
-    config = transformers.MambaConfig(
+    config = hf().MambaConfig(
         hidden_size=8, num_hidden_layers=2, state_size=4, use_cache=False, **TOKENS
     )
-    return transformers.MambaModel(config)
+    return hf().MambaModel(config)
 
 
 def deepseek() -> nn.Module:
-    config = transformers.DeepseekV2Config(
+    config = hf().DeepseekV2Config(
         **TINY,
         **TOKENS,
         q_lora_rank=4,
@@ -122,7 +125,7 @@ def deepseek() -> nn.Module:
         num_experts_per_tok=1,
         first_k_dense_replace=1,
     )
-    return transformers.DeepseekV2ForCausalLM(config)
+    return hf().DeepseekV2ForCausalLM(config)
 
 
 # Each model with all the names, numbers written N, that its query, key and value weights have.
@@ -216,6 +219,7 @@ def names(groups: ParamGroups) -> dict[str, list[str]]:
     return {group["name"]: [name for name, _ in group["params"]] for group in groups}
 
 
+@pytest.mark.slow
 @each_model
 def test_attention_is_the_query_key_and_value_weights(
     build: Callable[[], nn.Module], attention: set[str]
@@ -226,6 +230,7 @@ def test_attention_is_the_query_key_and_value_weights(
     assert not {re.sub(r"\d+", "N", name) for name in groups["rest"]} & attention
 
 
+@pytest.mark.slow
 @each_model
 def test_every_parameter_is_there_once(build: Callable[[], nn.Module], attention: set[str]) -> None:
     model = build()
@@ -238,6 +243,7 @@ def test_every_parameter_is_there_once(build: Callable[[], nn.Module], attention
             assert model.get_parameter(name) is param
 
 
+@pytest.mark.slow
 @each_model
 @pytest.mark.parametrize("cls", [MirrorDescent, MirrorAdam])
 def test_groups_have_their_own_p(
@@ -257,6 +263,7 @@ def test_groups_have_their_own_p(
             torch.testing.assert_close(param.detach(), expected, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_tied_weights_are_there_once_under_their_first_name() -> None:
     model = llama()
     assert model.get_parameter("lm_head.weight") is model.get_parameter("model.embed_tokens.weight")

@@ -1,8 +1,8 @@
-/* The interior point method of interior_point.py and step.py for small problems, one by one.
+/* The interior point method of _interior_point.py and _newton_step.py, one small problem at a time.
  *
  *     min ||w||_p  subject to  A w >= b,      row t of block i of A being vec(left_t right_i')
  *
- * It takes the steps that step.py explains, under the same names, in float64 throughout. The
+ * It takes the steps that _newton_step.py explains, under the same names, in float64. The
  * caller judges what comes out by its certificate. Matrices are stored by rows; the few products
  * and factorisations are BLAS and LAPACK, which see them transposed.
  */
@@ -39,7 +39,7 @@ void EXPORT(use_lapack)(void *gemm, void *potrf, void *potrs) {
     dpotrs = (potrs_function *)potrs;
 }
 
-struct rule { /* see Pace in step.py and the constants of interior_point.py */
+struct rule { /* Schedule of _newton_step.py and the constants of _interior_point.py */
     double factor, threshold, floor, infeasible, narrow_below, loose, worth;
     int64_t iterations;
 };
@@ -203,7 +203,7 @@ static void from_link(struct state *S) {
     EACH(k, S->N) S->w[k] = copysign(exp((S->log_s[k] - top) * r), S->s[k]);
 }
 
-/* The link at the point: h, rho and f of link.py. */
+/* The linearised mirror map at the point: h, rho and f of _newton_step.py. */
 static void linearise(struct state *S, double gap) {
     const double r = 1 / (S->p - 1); /* q - 1 */
     if (S->goal == 2)
@@ -344,7 +344,7 @@ static void load(struct state *S) {
     S->filled = S->narrowed = 0;
 }
 
-/* Leave out the rows that no longer matter (`_tight` of interior_point.py), if they are many. */
+/* Leave out the rows that no longer matter (`_rows_that_matter` of _interior_point.py), if they are many. */
 static void narrow(struct state *S, const struct rule *rule) {
     const long a = S->a, m = S->m;
     const double ahead = S->goal < 2 ? fmax(1, (S->p - 1) / (S->goal - 1)) : 1;

@@ -8,6 +8,9 @@
  *
  * Edits of weights from outside are noticed by a checksum of the bits that each block had when it
  * was last written. Only where it differs (or is missing) the weights are compared one by one.
+ *
+ * A centred step (optim/_centered.py) writes w with the scale S of the last step and finds the
+ * largest |u|. Where that changes S, which is rare, rescale writes all weights of the tensor again.
  */
 #include <float.h>
 #include <pthread.h>
@@ -18,7 +21,7 @@
 #include "vectors.h"
 
 enum dtype { FLOAT32, FLOAT64, BFLOAT16, FLOAT16 };
-enum storage { PRIMAL, DUAL, WIDE };
+enum storage { PRIMAL, DUAL, WIDE, CENTERED };
 enum method { DESCENT, MOMENTUM, NESTEROV, ADAM };
 
 enum power { GENERAL, PRODUCTS, SQUARE, TENTH_POWER, ROOT };
@@ -38,16 +41,22 @@ struct tensor { /* ParamState and Hyper of _formula.py */
     char *weight;
     const char *grad;
     char *stored, *m, *v;
+    const char *center;
     uint64_t *checksums;
     int64_t count;
     uint64_t seed;
     double lr, decay, dither, grad_scale, momentum, gain1, beta2, gain2, eps, root_bias;
     double knee, dual_knee, slope;
+    double scale, largest; /* S; and max |u|, a result */
     int32_t grad_dtype, checked, finite, unused; /* whether checksums hold; finite is a result */
 };
 
-#define CHUNK 16 /* vectors that go through a stage of the step together */
+/* Vectors that go through a stage of a general power together: each waits for its own results, so
+ * that the processor has to work on several. Other powers are short enough as they are. */
+#define TOGETHER 8
+#define EACH(k) _Pragma("GCC unroll 8") for (int k = 0; k < count; k++)
 #define MOST_WEIGHTS (BLOCK_BYTES / 2)
+#define OF_CENTER 0x9e3779b97f4a7c15u /* odd: an exchange of weight and center is noticed */
 
 static int size_of(int dtype) { return dtype == FLOAT64 ? 8 : dtype == FLOAT32 ? 4 : 2; }
 
@@ -150,78 +159,22 @@ static void narrow(const float *restrict from, int dtype, char *to, long n, int 
     }
 }
 
-/* struct rule and struct tensor in one type, as local variables that stay in registers. */
-#define UPDATE(REAL)                                                                       \
-    struct exponent_##REAL {                                                               \
-        REAL value, high, low;                                                             \
+/* struct rule and struct tensor in one type, each number in all lanes of a vector. */
+#define UPDATE(TYPE, VEC)                                                                  \
+    struct exponent_##TYPE {                                                               \
+        VEC value, high, low;                                                              \
         int64_t kind, whole, quarters;                                                     \
     };                                                                                     \
-    struct update_##REAL {                                                                 \
-        REAL lr, decay, keep, dither, grad_scale, momentum, gain1, beta2, gain2, eps;      \
-        REAL root_bias, knee, dual_knee, slope, floor;                                     \
-        struct exponent_##REAL mirror, inverse;                                            \
+    struct update_##TYPE {                                                                 \
+        VEC lr, decay, keep, dither, grad_scale, momentum, gain1, beta2, gain2, eps;       \
+        VEC root_bias, knee, dual_knee, slope, scale, inverse_scale, floor;                \
+        struct exponent_##TYPE mirror, inverse;                                            \
         int storage, method, bent, linear;                                                 \
     }
-UPDATE(float);
-UPDATE(double);
+UPDATE(float, floats);
+UPDATE(double, doubles);
 
-/* --- powers --------------------------------------------------------------------------------- */
-
-/* P and Q: Chebyshev interpolants of log2(1+f)/f and (2^r - 1)/r, with relative errors of 3e-8 and
- * 2e-8. */
-static const float LOG2[] = {1.442695f, -0.721347333f, 0.48091061f, -0.360704828f, 0.287918324f, -0.23892034f, 0.215669859f, -0.207421035f, 0.126148466f};
-static const float EXP2[] = {0.693147188f, 0.240226509f, 0.055503571f, 0.00961805667f, 0.00133908674f, 0.000154614475f};
-
-/* x^e for x >= 0 from two polynomials, with a relative error below (2 + e) 2^-23:
- *
- *     x = 2^k (1 + f), 1 + f in [sqrt(1/2), sqrt(2)):   log2(x) = k + f P(f)
- *     e log2(x) = m + r, m whole, |r| <= 1/2:           x^e     = 2^m (1 + r Q(r))
- *
- * k e is kept in two parts, the larger one exact, so that the size of x does not matter. Results
- * far below the smallest normal number are 0, and so are powers of x below it. */
-INLINE void log_stage(floats x, const struct exponent_float *e, floats *large, floats *rest) {
-    const words bits = (words)x, scaling = (bits - 0x3f3504f3) & 0xff800000;
-    const floats k = __builtin_convertvector((ints)scaling >> 23, floats);
-    const floats f = (floats)(bits - scaling) - 1;
-    /* By pairs and pairs of pairs: a chain of products and sums would wait for each. */
-    const floats f2 = f * f, f4 = f2 * f2;
-    const floats P = ((LOG2[0] + LOG2[1] * f) + (LOG2[2] + LOG2[3] * f) * f2) +
-                     ((LOG2[4] + LOG2[5] * f) + (LOG2[6] + LOG2[7] * f) * f2 + LOG2[8] * f4) * f4;
-    *large = k * e->high;
-    *rest = k * e->low + e->value * (f * P);
-}
-
-INLINE floats exp_stage(floats x, const struct exponent_float *e, floats large, floats rest) {
-    /* 2^-127 and 2^128 are written as the bits of 0 and inf. */
-    const floats y = at_most_float(at_least_float(large + rest, -127), 128);
-    const floats shifted = y + 0x1.8p23f; /* rounds to a whole number, in the lowest bits */
-    const floats m = shifted - 0x1.8p23f;
-    floats r = (large - m) + rest;
-    if (e->value > 100) r = at_most_float(at_least_float(r, -1), 1); /* where y was cut off */
-    const floats r2 = r * r;
-    const floats Q = (EXP2[0] + EXP2[1] * r) +
-                     ((EXP2[2] + EXP2[3] * r) + (EXP2[4] + EXP2[5] * r) * r2) * r2;
-    const floats scale = (floats)(((words)shifted - 0x4b400000 + 127) << 23);
-    const floats result = (floats)((ints)(scale * (1 + r * Q)) & (x >= FLT_MIN));
-    return pick_float(x <= FLT_MAX, result, x); /* inf and NaN stay */
-}
-
-/* In two loops: the processor then works on several vectors at once. */
-INLINE void general_float(floats *x, int count, const struct exponent_float *e) {
-    floats large[CHUNK], rest[CHUNK];
-    for (int k = 0; k < count; k++) log_stage(x[k], e, &large[k], &rest[k]);
-    for (int k = 0; k < count; k++) x[k] = exp_stage(x[k], e, large[k], rest[k]);
-}
-
-INLINE void general_double(doubles *x, int count, const struct exponent_double *e) {
-    for (int k = 0; k < count; k++) {
-        double lanes[WIDTH / 8];
-        memcpy(lanes, &x[k], WIDTH);
-#pragma omp simd
-        for (int l = 0; l < WIDTH / 8; l++) lanes[l] = pow(lanes[l], e->value);
-        memcpy(&x[k], lanes, WIDTH);
-    }
-}
+#include "powers.h"
 
 /* --- the step ------------------------------------------------------------------------------- */
 
@@ -256,13 +209,30 @@ INLINE void general_double(doubles *x, int count, const struct exponent_double *
 #define ROOT_OF root_of_doubles
 #include "step_vectors.h"
 
+/* Where a change rounds away, a weight has the bits of its center; only those of 0 can differ. */
+static void keep_center(uint16_t *restrict w, const uint16_t *restrict center, long n) {
+    for (long i = 0; i < n; i++)
+        if (!((w[i] | center[i]) & 0x7fff)) w[i] = center[i];
+}
+
+/* Store the larger of the two, for a result that threads share. */
+static void raise_to(double *largest, double x) {
+    uint64_t seen = __atomic_load_n((uint64_t *)largest, __ATOMIC_RELAXED), bits;
+    memcpy(&bits, &x, 8); /* numbers >= 0 are ordered as their bits are */
+    while (bits > seen && !__atomic_compare_exchange_n((uint64_t *)largest, &seen, bits, 0,
+                                                       __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+}
+
 /* Take the step of the weights first <= i < first + n of a tensor, one block. */
 static void step_block(const struct rule *rule, struct tensor *t, long first, long n, long block) {
     const int size = size_of(rule->dtype), g_size = size_of(t->grad_dtype);
     char *weight = t->weight + first * size;
     const char *grad = t->grad + first * g_size;
+    const char *center = t->center ? t->center + first * size : NULL;
     uint64_t *seen = t->checksums ? t->checksums + block : NULL, sum;
-    const int unedited = seen && t->checked && *seen == checksum(weight, n * size);
+    const uint64_t of_center = seen && center ? OF_CENTER * checksum(center, n * size) : 0;
+    const int unedited = seen && t->checked && *seen == checksum(weight, n * size) + of_center;
+    double largest = 0;
     int finite;
     if (rule->dtype == FLOAT64) {
         double g[BLOCK_BYTES / 8];
@@ -273,24 +243,52 @@ static void step_block(const struct rule *rule, struct tensor *t, long first, lo
             for (long i = 0; i < n; i++) g[i] = narrow_g[i];
             gradient = g;
         }
-        finite = advance_double(rule, t, (double *)weight, gradient, first, n, unedited, &sum);
+        finite = advance_double(rule, t, (double *)weight, gradient, (const double *)center, first,
+                                n, unedited, &sum, &largest);
     } else {
-        float w[MOST_WEIGHTS], g[MOST_WEIGHTS];
+        float w[MOST_WEIGHTS], g[MOST_WEIGHTS], c[MOST_WEIGHTS];
         float *weights = (float *)weight;
-        const float *gradient = (const float *)grad;
+        const float *gradient = (const float *)grad, *centers = (const float *)center;
         if (rule->dtype != FLOAT32) widen(weight, rule->dtype, weights = w, n);
+        if (rule->dtype != FLOAT32 && center) widen(center, rule->dtype, c, n), centers = c;
         if (t->grad_dtype != FLOAT32) widen(grad, t->grad_dtype, g, n), gradient = g;
-        finite = advance_float(rule, t, weights, gradient, first, n, unedited, &sum);
+        finite = advance_float(rule, t, weights, gradient, centers, first, n, unedited, &sum,
+                               &largest);
         if (rule->dtype != FLOAT32) {
             narrow(w, rule->dtype, weight, n, rule->stochastic, t->seed, (uint64_t)first);
+            if (center) keep_center((uint16_t *)weight, (const uint16_t *)center, n);
             if (seen) sum = checksum(weight, n * size);
         }
     }
-    if (seen) *seen = sum;
+    if (seen) *seen = sum + of_center;
+    if (largest > 0) raise_to(&t->largest, largest);
     if (!finite) __atomic_store_n(&t->finite, 0, __ATOMIC_RELAXED);
 }
 
+/* Write one block of centred weights from u, with the present scale. */
+static void rescale_block(const struct rule *rule, struct tensor *t, long first, long n,
+                          long block) {
+    const int size = size_of(rule->dtype);
+    char *weight = t->weight + first * size;
+    const char *center = t->center + first * size;
+    if (rule->dtype == FLOAT64)
+        rewrite_double(rule, t, (double *)weight, (const double *)center, first, n);
+    else if (rule->dtype == FLOAT32)
+        rewrite_float(rule, t, (float *)weight, (const float *)center, first, n);
+    else {
+        float w[MOST_WEIGHTS], c[MOST_WEIGHTS];
+        widen(center, rule->dtype, c, n);
+        rewrite_float(rule, t, w, c, first, n);
+        narrow(w, rule->dtype, weight, n, 0, 0, 0);
+        keep_center((uint16_t *)weight, (const uint16_t *)center, n);
+    }
+    if (t->checksums)
+        t->checksums[block] =
+            checksum(weight, n * size) + OF_CENTER * checksum(center, n * size);
+}
+
 struct share { /* the blocks begin <= k < end, counted through all tensors */
+    void (*each)(const struct rule *, struct tensor *, long first, long n, long block);
     const struct rule *rule;
     struct tensor *tensors;
     long count, begin, end;
@@ -307,7 +305,7 @@ static void *work(void *argument) {
         const long end = share->end - before < blocks ? share->end - before : blocks;
         for (long block = start; block < end; block++) {
             const long first = block * length, left = t->count - first;
-            step_block(share->rule, t, first, left < length ? left : length, block);
+            share->each(share->rule, t, first, left < length ? left : length, block);
         }
         before += blocks;
     }
@@ -317,14 +315,13 @@ static void *work(void *argument) {
 #define MOST_THREADS 256
 #define LEAST_BLOCKS 32 /* for a thread: starting one costs as much as a few */
 
-/* Move all tensors, which share a rule; `finite` of each says whether its gradient was. */
-void EXPORT(step)(const struct rule *rule, struct tensor *tensors, int64_t count, int64_t threads) {
+/* Do `each` block of all tensors. */
+static void for_all_blocks(void (*each)(const struct rule *, struct tensor *, long, long, long),
+                           const struct rule *rule, struct tensor *tensors, long count,
+                           long threads) {
     const long length = BLOCK_BYTES / size_of(rule->dtype);
     long blocks = 0;
-    for (long i = 0; i < count; i++) {
-        tensors[i].finite = 1;
-        blocks += (tensors[i].count + length - 1) / length;
-    }
+    for (long i = 0; i < count; i++) blocks += (tensors[i].count + length - 1) / length;
     if (threads > MOST_THREADS) threads = MOST_THREADS;
     if (threads > blocks / LEAST_BLOCKS) threads = blocks / LEAST_BLOCKS;
     if (threads < 1) threads = 1;
@@ -332,7 +329,7 @@ void EXPORT(step)(const struct rule *rule, struct tensor *tensors, int64_t count
     pthread_t others[MOST_THREADS];
     int started[MOST_THREADS];
     for (long k = 0; k < threads; k++) {
-        shares[k] = (struct share){rule, tensors, count, k * blocks / threads,
+        shares[k] = (struct share){each, rule, tensors, count, k * blocks / threads,
                                    (k + 1) * blocks / threads};
         started[k] = k > 0 && pthread_create(&others[k], NULL, work, &shares[k]) == 0;
     }
@@ -340,6 +337,19 @@ void EXPORT(step)(const struct rule *rule, struct tensor *tensors, int64_t count
         if (!started[k]) work(&shares[k]); /* the first share, and those without a thread */
     for (long k = 1; k < threads; k++)
         if (started[k]) pthread_join(others[k], NULL);
+}
+
+/* Move all tensors, which share a rule. `finite` of each says whether its gradient was, `largest`
+ * is max |u| of a centred one. */
+void EXPORT(step)(const struct rule *rule, struct tensor *tensors, int64_t count, int64_t threads) {
+    for (long i = 0; i < count; i++) tensors[i].finite = 1, tensors[i].largest = 0;
+    for_all_blocks(step_block, rule, tensors, count, threads);
+}
+
+/* Write all weights of centred tensors, whose scale has changed. */
+void EXPORT(rescale)(const struct rule *rule, struct tensor *tensors, int64_t count,
+                     int64_t threads) {
+    for_all_blocks(rescale_block, rule, tensors, count, threads);
 }
 
 /* out = x^e, x >= 0, for the tests of the powers. */
@@ -351,7 +361,7 @@ void EXPORT(power_float)(const float *x, float *out, int64_t n, const struct exp
         floats vector = {0};
         const long size = 4 * (n - i) < WIDTH ? 4 * (n - i) : WIDTH;
         memcpy(&vector, x + i, size);
-        power_float(&vector, 1, &h.inverse);
+        power_float(&vector, 1, &h.inverse, FLT_MIN - (floats){0});
         memcpy(out + i, &vector, size);
     }
 }

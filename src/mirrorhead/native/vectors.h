@@ -28,6 +28,35 @@ typedef uint32_t words VECTOR;
 typedef int64_t longs VECTOR;
 typedef uint64_t long_words VECTOR;
 
+/* What a comparison gives: a bit for each lane with AVX-512, else a lane of ones or zeros. Masks are
+ * made and used by the functions below only: a mask that the compiler turns into a vector and back
+ * costs more than the comparison. */
+#if defined(__AVX512F__)
+typedef __mmask16 mask_float;
+typedef __mmask8 mask_double;
+#else
+typedef ints mask_float;
+typedef longs mask_double;
+#endif
+
+#if defined(__AVX512F__)
+#define COMPARISON(name, result, predicate)                                                \
+    INLINE mask_float name##_float(floats x, floats y) {                                   \
+        return _mm512_cmp_ps_mask((__m512)x, (__m512)y, predicate);                        \
+    }                                                                                      \
+    INLINE mask_double name##_double(doubles x, doubles y) {                               \
+        return _mm512_cmp_pd_mask((__m512d)x, (__m512d)y, predicate);                      \
+    }
+#else
+#define COMPARISON(name, result, predicate)                                                \
+    INLINE mask_float name##_float(floats x, floats y) { return result; }                  \
+    INLINE mask_double name##_double(doubles x, doubles y) { return result; }
+#endif
+COMPARISON(less, x < y, _CMP_LT_OQ)
+COMPARISON(not_less, ~(x < y), _CMP_NLT_UQ)
+COMPARISON(up_to, x <= y, _CMP_LE_OQ)
+COMPARISON(equal, x == y, _CMP_EQ_OQ)
+
 /* The products of the lower halves of all 64-bit lanes. */
 INLINE long_words lower_products(long_words x, long_words y) {
 #if defined(__AVX512F__)
@@ -43,22 +72,85 @@ INLINE long_words lower_products(long_words x, long_words y) {
 #endif
 }
 
-/* yes where all bits of mask are 1, no where they are 0. */
-INLINE floats pick_float(ints mask, floats yes, floats no) {
-#if defined(__AVX2__) && !defined(__AVX512F__)
+/* a b + c, rounded once where the processor can. Nothing else is fused (-ffp-contract=off), so that
+ * every copy of a formula rounds alike: else a weight read again would look edited. */
+INLINE floats fused_float(floats a, floats b, floats c) {
+#if defined(__AVX512F__)
+    return (floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    return (floats)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
+
+INLINE doubles fused_double(doubles a, doubles b, doubles c) {
+#if defined(__AVX512F__)
+    return (doubles)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
+#elif defined(__FMA__)
+    return (doubles)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+#elif defined(__aarch64__)
+    return (doubles)vfmaq_f64((float64x2_t)c, (float64x2_t)a, (float64x2_t)b);
+#else
+    return a * b + c;
+#endif
+}
+
+/* yes where the mask is set, no elsewhere. */
+INLINE floats pick_float(mask_float mask, floats yes, floats no) {
+#if defined(__AVX512F__)
+    return (floats)_mm512_mask_blend_ps(mask, (__m512)no, (__m512)yes);
+#elif defined(__AVX2__)
     return (floats)_mm256_blendv_ps((__m256)no, (__m256)yes, (__m256)mask);
 #else
     return (floats)(((ints)yes & mask) | ((ints)no & ~mask));
 #endif
 }
 
-INLINE doubles pick_double(longs mask, doubles yes, doubles no) {
+INLINE doubles pick_double(mask_double mask, doubles yes, doubles no) {
+#if defined(__AVX512F__)
+    return (doubles)_mm512_mask_blend_pd(mask, (__m512d)no, (__m512d)yes);
+#elif defined(__AVX2__)
+    return (doubles)_mm256_blendv_pd((__m256d)no, (__m256d)yes, (__m256d)mask);
+#else
     return (doubles)(((longs)yes & mask) | ((longs)no & ~mask));
+#endif
 }
 
-/* The smaller of x and most; NaN stays. */
-INLINE floats at_most_float(floats x, float most) {
-    const floats limit = most + (floats){0};
+/* Whether the mask is set in all lanes. */
+#if defined(__AVX512F__)
+INLINE int whole_float(mask_float mask) { return mask == 0xffff; }
+INLINE int whole_double(mask_double mask) { return mask == 0xff; }
+#else
+INLINE int whole_double(mask_double mask) {
+    int64_t all = -1;
+    for (int k = 0; k < WIDTH / 8; k++) all &= mask[k];
+    return all == -1;
+}
+INLINE int whole_float(mask_float mask) { return whole_double((mask_double)mask); }
+#endif
+
+/* x where the mask is set, 0 elsewhere. */
+INLINE floats only_float(mask_float mask, floats x) {
+#if defined(__AVX512F__)
+    return (floats)_mm512_maskz_mov_ps(mask, (__m512)x);
+#else
+    return (floats)((ints)x & mask);
+#endif
+}
+
+INLINE doubles only_double(mask_double mask, doubles x) {
+#if defined(__AVX512F__)
+    return (doubles)_mm512_maskz_mov_pd(mask, (__m512d)x);
+#else
+    return (doubles)((longs)x & mask);
+#endif
+}
+
+/* The smaller of x and limit; NaN stays. */
+INLINE floats at_most_float(floats x, floats limit) {
 #if defined(__AVX512F__)
     return (floats)_mm512_min_ps((__m512)limit, (__m512)x);
 #elif defined(__AVX2__)
@@ -68,9 +160,12 @@ INLINE floats at_most_float(floats x, float most) {
 #endif
 }
 
-/* The larger of x and least. */
-INLINE floats at_least_float(floats x, float least) {
-    const floats limit = least + (floats){0};
+INLINE doubles at_most_double(doubles x, doubles limit) {
+    return pick_double(less_double(limit, x), limit, x);
+}
+
+/* The larger of x and limit; NaN stays. */
+INLINE floats at_least_float(floats x, floats limit) {
 #if defined(__AVX512F__)
     return (floats)_mm512_max_ps((__m512)limit, (__m512)x);
 #elif defined(__AVX2__)
@@ -80,9 +175,8 @@ INLINE floats at_least_float(floats x, float least) {
 #endif
 }
 
-INLINE doubles at_most_double(doubles x, double most) {
-    const doubles limit = most + (doubles){0};
-    return pick_double(x > limit, limit, x);
+INLINE doubles at_least_double(doubles x, doubles limit) {
+    return pick_double(less_double(x, limit), limit, x);
 }
 
 INLINE floats root_of_floats(floats x) {

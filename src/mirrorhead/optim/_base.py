@@ -7,22 +7,24 @@ import numbers
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from mirrorhead.optim._cached_plan import CachedPlan
 from mirrorhead.optim._centered import (
     CenteredPlan,
     first_scale,
     like_param,
     matched_centers,
-    mirror_around,
 )
+from mirrorhead.optim._huge_pages import zeros_like_param
 from mirrorhead.optim._native import Checksums
 from mirrorhead.optim._param_state import ParamState, has_values
-from mirrorhead.optim._sharded import all_finite, local, local_gradient
+from mirrorhead.optim._sharded import all_finite, all_true, local, local_gradient
 from mirrorhead.optim._step import Implementation, StepPlan, storage_for, wide_dtype
 from mirrorhead.potentials import check_p, signed_power
 
@@ -35,7 +37,7 @@ class _GroupStep(NamedTuple):
 
     group: dict[str, Any]
     params: list[Tensor]
-    plan: StepPlan | CenteredPlan
+    plan: StepPlan | CenteredPlan | CachedPlan
 
 
 class MirrorOptimizer(Optimizer):
@@ -57,6 +59,7 @@ class MirrorOptimizer(Optimizer):
         self._checked: dict[int, tuple[Any, ...]] = {}
         self._centers: dict[Tensor, Tensor] = {}  # given by the caller, until the first step
         self._checksums: dict[Tensor, Checksums] = {}
+        self._plans: dict[int, CachedPlan] = {}  # by id of the group
         super().__init__(given, defaults)
         if self._is_given(defaults["center"]):
             self.defaults["center"] = None  # the groups have what was given
@@ -153,17 +156,22 @@ class MirrorOptimizer(Optimizer):
         steps = self._planned()
         for one in steps:
             one.plan.prepare()
-        bad = []
+        checked: list[tuple[dict[str, Any], Tensor, bool | Tensor]] = []
         for group, params, plan in steps:
             group["step"] += 1
-            finite = all_finite(params, plan.run())
+            finite = plan.run()
+            if not isinstance(plan, CachedPlan):
+                finite = all_finite(params, finite)
+                self._keep(group, params, plan)
             if group["error_if_nonfinite"]:
-                bad += [(group, q) for q, ok in zip(params, finite, strict=True) if not ok]
+                checked += [(group, q, ok) for q, ok in zip(params, finite, strict=True)]
         if self.state:  # torch's distributed checkpoint wants an entry for all or for none
             for one in steps:
-                for param in one.params:
-                    self.state.setdefault(param, {})
-        if bad:
+                if not isinstance(one.plan, CachedPlan):
+                    for param in one.params:
+                        self.state.setdefault(param, {})
+        if not all_true([ok for _, _, ok in checked]):
+            bad = [(group, param) for group, param, ok in checked if not ok]
             raise RuntimeError(self._nonfinite_message(bad))
         return loss
 
@@ -171,19 +179,42 @@ class MirrorOptimizer(Optimizer):
         """Check all groups and return the steps of those that have gradients."""
         for group in self.param_groups:
             self._check_changed_options(group)
+        kept = [self._kept_plan(group) for group in self.param_groups]
         with_gradient = [
-            [param for param in group["params"] if param.grad is not None]
-            for group in self.param_groups
+            plan.params if plan else [param for param in group["params"] if param.grad is not None]
+            for group, plan in zip(self.param_groups, kept, strict=True)
         ]
-        for group, params in zip(self.param_groups, with_gradient, strict=True):
-            for param in params:
+        for group, params, plan in zip(self.param_groups, with_gradient, kept, strict=True):
+            for param in () if plan else params:
                 self._check_shapes(group, param)
         steps = []
-        for group, params in zip(self.param_groups, with_gradient, strict=True):
-            if params:
+        for group, params, plan in zip(self.param_groups, with_gradient, kept, strict=True):
+            if params and plan is None:
                 grads = [local_gradient(param) for param in params]
-                steps.append(_GroupStep(group, params, self._plan(group, params, grads)))
+                plan = self._plan(group, params, grads)
+            if plan is not None:
+                steps.append(_GroupStep(group, params, plan))
         return steps
+
+    def _kept_plan(self, group: dict[str, Any]) -> CachedPlan | None:
+        """Return the plan of the last step, made that of the next one, where it still holds."""
+        plan = self._plans.get(id(group))
+        return plan if plan and plan.refreshed(group, self.state, self._checksums) else None
+
+    def _keep(
+        self, group: dict[str, Any], params: list[Tensor], plan: StepPlan | CenteredPlan
+    ) -> None:
+        """Keep the plan of the step just taken, where it can serve for the next one."""
+        self._plans.pop(id(group), None)
+        if isinstance(plan, StepPlan):
+            scales = [self._dual_scale(group, param) for param in params]
+            kept = CachedPlan.of(group, params, plan, scales, self.state, self._checksums)
+            if kept is not None:
+                self._plans[id(group)] = kept
+
+    def _dual_scale(self, group: dict[str, Any], param: Tensor) -> float:
+        """Return what lr is multiplied by in the dual."""
+        return 1.0
 
     @abstractmethod
     def _plan(
@@ -195,10 +226,13 @@ class MirrorOptimizer(Optimizer):
         self, group: dict[str, Any], params: list[Tensor], states: list[ParamState]
     ) -> CenteredPlan:
         """Return the plan of a centred group from states made as for any other group."""
+        centers = [local(self.state[param]["center"]) for param in params]
         return CenteredPlan(
+            implementation=Implementation.chosen(group["foreach"], group["fused"]),
             params=params,
-            states=states,
-            centers=[local(self.state[param]["center"]) for param in params],
+            states=[
+                replace(state, center=center) for state, center in zip(states, centers, strict=True)
+            ],
             scales=[self.state[param]["scale"] for param in params],
             reach=group["reach"],
             counters=[self.state[q]["step"] for q in params if "step" in self.state[q]],
@@ -207,24 +241,31 @@ class MirrorOptimizer(Optimizer):
 
     def _centered_duals(self, group: dict[str, Any], params: list[Tensor]) -> list[Tensor]:
         """Return u of each weight of a centred group; make it, w0 and S where they are missing."""
-        new = [param for param in params if "center" not in self.state[param]]
-        for param in new:
+        elsewhere = []  # weights that do not start at their center
+        for param in params:
+            if "center" in self.state[param]:
+                continue
             given = self._centers.pop(param, None)
             if given is None and group["center"] == "given":
                 raise RuntimeError(
                     f"the center of {self._name(group, param)} is missing: the checkpoint was saved"
                     " before the first step. Set the group's center again"
                 )
-            center = like_param(given, param) if given is not None else param.detach().clone()
-            self.state[param]["center"] = center
-            self.state[param].pop("dual", None)  # of steps without a center
-        scales = first_scale(new, [self.state[param]["center"] for param in new], group["reach"])
-        for param, scale in zip(new, scales, strict=True):
-            self.state[param]["scale"] = torch.tensor(scale, dtype=torch.float64, device="cpu")
-            u = self._buffer(param, "dual", wide_dtype(param.dtype))
-            u.copy_(
-                mirror_around(local(param), local(self.state[param]["center"]), group["p"], scale)
-            )
+            if given is not None:
+                elsewhere.append(param)
+            state = self.state[param]
+            state["center"] = param.detach().clone() if given is None else like_param(given, param)
+            where = local(param).device if has_values(local(param)) else "cpu"
+            state["scale"] = torch.tensor(group["reach"], dtype=torch.float64, device=where)
+            state.pop("dual", None)  # of steps without a center
+        centers = [self.state[param]["center"] for param in elsewhere]
+        for param, scale in zip(
+            elsewhere, first_scale(elsewhere, centers, group["reach"]), strict=True
+        ):
+            self.state[param]["scale"].fill_(scale)
+        for param in params:
+            if "dual" not in self.state[param]:  # zeros: weights elsewhere are found to be edited
+                self._checksums.pop(param, None)
         return [self._buffer(param, "dual", wide_dtype(param.dtype)) for param in params]
 
     def _check_changed_options(self, group: dict[str, Any]) -> None:
@@ -310,7 +351,7 @@ class MirrorOptimizer(Optimizer):
         """
         state = self.state[param]
         if name not in state:
-            state[name] = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
+            state[name] = zeros_like_param(param, dtype)
         elif state[name].dtype != dtype:
             state[name] = state[name].to(dtype)
         return local(state[name])
@@ -327,6 +368,7 @@ class MirrorOptimizer(Optimizer):
         self._checked = {}
         self._centers = self.__dict__.get("_centers", {})
         self._checksums = {}
+        self._plans = {}
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
@@ -365,8 +407,10 @@ class MirrorOptimizer(Optimizer):
                     dtype = wide_dtype(param.dtype) if wide else self._buffer_dtype(group, param)
                     self.state[param][name] = value.to(device=param.device, dtype=dtype, copy=True)
                 elif isinstance(value, Tensor):
-                    self.state[param][name] = value.clone()
+                    device = param.device if name == "scale" else value.device
+                    self.state[param][name] = value.to(device, copy=True)
         self._checksums.clear()
+        self._plans.clear()
 
     def _translated(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return the state_dict in our own form, if it is of an optimizer we can resume from."""

@@ -9,20 +9,25 @@ below `reach`, S = reach and the map is that of the p-norm; beyond, S grows with
 of the tensor, which keeps the direction of mirror(w - w0).
 
 A weight whose change rounds away has the bits of w0, in any dtype.
+
+On a CPU native/step.c takes these steps; what is here in torch is for other devices, and the
+reference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mirrorhead.optim._formula import accumulate, direction, dithered
-from mirrorhead.optim._param_state import ParamState, has_values, is_finite
-from mirrorhead.optim._sharded import local, reduce_shards
+from mirrorhead.optim._formula import UpdateRule, accumulate, direction, dithered
+from mirrorhead.optim._native import rescale, step_centered
+from mirrorhead.optim._param_state import ParamState, has_values, is_finite, waits
+from mirrorhead.optim._sharded import Number, largest_entry, local, reduce_shards
+from mirrorhead.optim._step import Implementation
 from mirrorhead.potentials import inverse_exponent, signed_power
 
 _PIECE = 1 << 20  # weights at a time: bounds the scratch memory
@@ -32,49 +37,84 @@ _PIECE = 1 << 20  # weights at a time: bounds the scratch memory
 class CenteredPlan:
     """One step of a centred group; nothing has moved yet. `StepPlan` has the same methods.
 
-    `states` have u as `stored`. `centers` are the local parts of w0. `scales` hold the S of the
-    last step, as tensors of one element. `params` are what the maximum is reduced over.
+    `states` have u as `stored`. `scales` hold the S of the last step, as tensors of one element.
+    `params` are what the maximum is reduced over.
     """
 
+    implementation: Implementation
     params: Sequence[Tensor]
     states: Sequence[ParamState]
-    centers: Sequence[Tensor]
     scales: Sequence[Tensor]
     reach: float
     counters: Sequence[Tensor]
-    finite: list[bool]
+    finite: list[bool | Tensor]
 
     def prepare(self) -> None:
         """Do nothing: there is no kernel to compile."""
 
-    def run(self) -> list[bool]:
+    def run(self) -> list[bool | Tensor]:
         """Take the step. Return which gradients were finite."""
         for counter in self.counters:
             counter.add_(1)
-        old_scales = [number(scale) for scale in self.scales]
-        moved = []
-        for i, (state, center) in enumerate(zip(self.states, self.centers, strict=True)):
-            self.finite[i] &= is_finite(state.grad)
-            moved.append(_move_dual(state, center, old_scales[i]))
-        largest = [_largest(state.stored) for state in self.states]
-        new_scales = [max(self.reach, x) for x in reduce_shards(largest, self.params, "max")]
-        for i, (state, center) in enumerate(zip(self.states, self.centers, strict=True)):
-            if new_scales[i] != old_scales[i]:
-                moved[i] = torch.ones_like(moved[i])
-            _write(state, center, new_scales[i], moved[i])
-            self.scales[i].fill_(new_scales[i])
+        old = [_read(scale) for scale in self.scales]
+        largest: list[Number] = [0.0] * len(self.states)
+        moved: dict[int, Tensor] = {}
+        in_c = self._in_c()
+        for indices, states in in_c:
+            results = step_centered(states, [number(self.scales[i]) for i in indices])
+            for i, (ok, its_largest) in zip(indices, results, strict=True):
+                self.finite[i] &= ok
+                largest[i] = its_largest
+        done = {i for indices, _ in in_c for i in indices}
+        for i, state in enumerate(self.states):
+            if i not in done:
+                assert state.stored is not None
+                self.finite[i] &= is_finite(state.grad)
+                moved[i] = _move_dual(state, old[i])
+                largest[i] = largest_entry(state.stored)
+        new = [_at_least(x, self.reach) for x in reduce_shards(largest, self.params, "max")]
+        for indices, states in in_c:
+            again = [
+                (state, float(new[i]))
+                for i, state in zip(indices, states, strict=True)
+                if new[i] != old[i]
+            ]
+            if again:
+                rescale(*zip(*again, strict=True))
+        for i, its_moved in moved.items():
+            _write(self.states[i], new[i], its_moved | torch.as_tensor(new[i] != old[i]))
+        for scale, value in zip(self.scales, new, strict=True):
+            scale.copy_(value) if isinstance(value, Tensor) else scale.fill_(value)
         return self.finite
 
+    def _in_c(self) -> list[tuple[list[int], list[ParamState]]]:
+        """Return the positions and flat views of what native/step.c moves, by rule."""
+        batches: dict[UpdateRule, tuple[list[int], list[ParamState]]] = {}
+        for i, state in enumerate(self.states):
+            if self.implementation.on(state.weight) is not Implementation.NATIVE:
+                continue
+            if (view := state if state.contiguous() else state.flat()) is not None:
+                indices, states = batches.setdefault(state.rule, ([], []))
+                indices.append(i)
+                states.append(view)
+        return list(batches.values())
 
-def mirror_around(w: Tensor, center: Tensor, p: float, scale: float) -> Tensor:
+
+def mirror_around(w: Tensor, center: Tensor, p: float, scale: Number) -> Tensor:
     """Return u = S sign(x)|x/S|^(p-1) with x = w - w0, in float32 or better."""
     wide = torch.promote_types(w.dtype, torch.float32)
+    scale = scale.to(wide) if isinstance(scale, Tensor) else scale
     return scale * signed_power((w.to(wide) - center.to(wide)) / scale, p - 1)
 
 
-def weights_at(u: Tensor, center: Tensor, p: float, scale: float) -> Tensor:
+def weights_at(u: Tensor, center: Tensor, p: float, scale: Number) -> Tensor:
     """Return w0 + S sign(u)|u/S|^(1/(p-1)), with the bits of w0 where the change rounds away."""
-    change = scale * signed_power(u / scale, inverse_exponent(p))
+    scale = scale.to(u.dtype) if isinstance(scale, Tensor) else scale
+    exponent = inverse_exponent(p)
+    x = u / scale
+    # A change that would be subnormal, and slow, is 0.
+    x = torch.where(x.abs() < torch.finfo(u.dtype).tiny ** (1 / exponent), 0.0, x)
+    change = scale * signed_power(x, exponent)
     w = (center.to(u.dtype) + change).to(center.dtype)
     return torch.where(w == center, center, w)
 
@@ -82,10 +122,10 @@ def weights_at(u: Tensor, center: Tensor, p: float, scale: float) -> Tensor:
 def first_scale(params: Sequence[Tensor], centers: Sequence[Tensor], reach: float) -> list[float]:
     """Return the S of weights that have not taken a step yet: max(reach, max |w - w0|)."""
     largest = [
-        _largest(local(param).double() - local(center).double())
+        largest_entry(local(param).double() - local(center).double())
         for param, center in zip(params, centers, strict=True)
     ]
-    return [max(reach, x) for x in reduce_shards(largest, params, "max")]
+    return [max(reach, float(x)) for x in reduce_shards(largest, params, "max")]
 
 
 def number(x: Tensor) -> float:
@@ -139,16 +179,25 @@ def like_param(center: Tensor, param: Tensor) -> Tensor:
     return center.to(param.device)
 
 
-def _move_dual(state: ParamState, center: Tensor, scale: float) -> Tensor:
+def _read(scale: Tensor) -> Number:
+    """Return the value of S; on a device S itself, not read."""
+    return scale if waits(scale) else number(scale)
+
+
+def _at_least(x: Number, reach: float) -> Number:
+    return x.clamp_min(reach) if isinstance(x, Tensor) else max(reach, x)
+
+
+def _move_dual(state: ParamState, scale: Number) -> Tensor:
     """Move u and the moments in place. Return where u has moved."""
     moved = torch.ones_like(state.weight, dtype=torch.bool)
-    for piece, its_center, its_moved in _pieces(state, center, moved):
-        rule, h, u = piece.rule, piece.hyper, piece.stored
-        assert u is not None
+    for piece, its_moved in _pieces(state, moved):
+        rule, h, u, center = piece.rule, piece.hyper, piece.stored, piece.center
+        assert u is not None and center is not None
         g, m, v = accumulate(rule, piece.grad, piece.m, piece.v, h)
         d = direction(rule, g, m, v, h)
-        edited = weights_at(u, its_center, rule.p, scale) != piece.weight
-        start = torch.where(edited, mirror_around(piece.weight, its_center, rule.p, scale), u)
+        edited = weights_at(u, center, rule.p, scale) != piece.weight
+        start = torch.where(edited, mirror_around(piece.weight, center, rule.p, scale), u)
         new = dithered(rule, start, h.lr * d, h)
         its_moved.copy_(new != start)
         for old, value in ((u, new), (piece.m, m), (piece.v, v)):
@@ -157,24 +206,18 @@ def _move_dual(state: ParamState, center: Tensor, scale: float) -> Tensor:
     return moved
 
 
-def _write(state: ParamState, center: Tensor, scale: float, moved: Tensor) -> None:
+def _write(state: ParamState, scale: Number, moved: Tensor) -> None:
     """Write the weights whose u has moved; the others keep their bits."""
-    for piece, its_center, its_moved in _pieces(state, center, moved):
-        assert piece.stored is not None
-        new = weights_at(piece.stored, its_center, piece.rule.p, scale)
+    for piece, its_moved in _pieces(state, moved):
+        assert piece.stored is not None and piece.center is not None
+        new = weights_at(piece.stored, piece.center, piece.rule.p, scale)
         piece.weight.copy_(torch.where(its_moved, new, piece.weight))
 
 
-def _pieces(state: ParamState, center: Tensor, moved: Tensor) -> Any:
-    """Yield (state, center, moved) in flat pieces, or whole where memory has gaps."""
-    flat = state.flat() if state.weight.is_contiguous() else None
-    if flat is None or not center.is_contiguous() or not has_values(state.weight):
-        yield state, center, moved
-        return
-    views = center.view(-1).split(_PIECE), moved.view(-1).split(_PIECE)
-    yield from zip(flat.pieces(_PIECE), *views, strict=True)
-
-
-def _largest(x: Tensor | None) -> float:
-    assert x is not None
-    return float(x.abs().max()) if x.numel() and has_values(x) else 0.0
+def _pieces(state: ParamState, moved: Tensor) -> Iterable[tuple[ParamState, Tensor]]:
+    """Return (state, moved) in flat pieces, or whole where memory has gaps."""
+    if not has_values(state.weight) or not state.contiguous():
+        return [(state, moved)]
+    flat = state.flat()
+    assert flat is not None
+    return zip(flat.pieces(_PIECE), moved.view(-1).split(_PIECE), strict=True)

@@ -52,10 +52,10 @@ def prepare_compiled(states: Sequence[ParamState]) -> None:
             _traced.add(key)
 
 
-def step_compiled(states: Sequence[ParamState]) -> list[bool]:
+def step_compiled(states: Sequence[ParamState]) -> list[bool | Tensor]:
     """Move tensors that share a rule and a device. Return which gradients were finite."""
     prepare_compiled(states)
-    finite = [True] * len(states)
+    finite: list[bool | Tensor] = [True] * len(states)
     compilable, others = _compilable(states)
     for i in others:
         finite[i] = states[i].step()
@@ -174,7 +174,7 @@ def _finish(state: ParamState, rule: UpdateRule) -> None:
 def _kernel(rule: UpdateRule, device: str, count: int) -> Kernel:
     """Return the compiled step of `count` tensors."""
 
-    def kernel(ws, gs, stores, ms, vs, noises, hs):
+    def kernel(ws, gs, stores, ms, vs, noises, _centers, hs):
         marks = []
         for w, g, stored, m, v, noise, numbers in zip(ws, gs, stores, ms, vs, noises, hs):  # noqa: B905
             h = Hyper(*numbers.unbind())

@@ -22,7 +22,7 @@ from mirrorhead.optim._formula import (
     rounded,
     written,
 )
-from mirrorhead.optim._param_state import ParamState, is_finite
+from mirrorhead.optim._param_state import ParamState, is_finite, waits
 from mirrorhead.potentials import PowerOps, inverse_exponent, power, signed_power
 
 Tensors = list[Tensor] | tuple[Tensor, ...]
@@ -36,11 +36,11 @@ _LISTS = PowerOps(
 )
 
 
-def step_foreach(states: Sequence[ParamState]) -> list[bool]:
+def step_foreach(states: Sequence[ParamState]) -> list[bool | Tensor]:
     """Move tensors that share a rule and a device. Return which gradients were finite."""
     rule = states[0].rule
     by_formula = rule.storage is Storage.PRIMAL and rule.knee  # rare: without kept state
-    finite = [True] * len(states)
+    finite: list[bool | Tensor] = [True] * len(states)
     flat = []
     for i, state in enumerate(states):
         if by_formula or (view := state.flat()) is None:
@@ -50,7 +50,7 @@ def step_foreach(states: Sequence[ParamState]) -> list[bool]:
     for indices, batch in _batches(flat):
         for i, state in zip(indices, batch, strict=True):
             finite[i] &= is_finite(state.grad)
-        d, lr = _direction(rule, batch, clean=all(finite[i] for i in indices))
+        d, lr = _direction(rule, batch, clean=all(finite[i] is True for i in indices))
         if rule.storage is Storage.DUAL:
             _move_dual(rule, batch, d, lr)
         else:
@@ -95,7 +95,11 @@ def _direction(rule: UpdateRule, batch: list[ParamState], clean: bool) -> tuple[
     if not clean:
         g = [x.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) for x in g]
     if rule.scaled:
-        g = torch._foreach_mul(g, [h.grad_scale for h in hypers])
+        numbers = [h.grad_scale for h in hypers if not isinstance(h.grad_scale, Tensor)]
+        if len(numbers) == len(g):
+            g = torch._foreach_mul(g, numbers)
+        else:  # not read from the device: see `dual_norms`
+            g = [x * h.grad_scale for x, h in zip(g, hypers, strict=True)]
     d: Tensors = g
     if rule.method is Method.ADAM:
         m, v = _list(batch, "m"), _list(batch, "v")
@@ -158,6 +162,13 @@ def _resync(rule: UpdateRule, batch: list[ParamState]) -> tuple[bool, bool]:
     from it only if it is orthogonal to them to the last bit.
     """
     exact = finite = True
+    if waits(batch[0].weight):  # reading a number would wait: compare everything
+        for state, held in zip(batch, _inverse(rule, batch), strict=True):
+            w, u = state.weight, state.stored
+            assert u is not None
+            mirrored = rule.mirror(w.to(rule.wide), state.hyper)
+            u.copy_(torch.where(rule.unedited(held, w), u, mirrored))
+        return False, False
     for state, held in zip(batch, _inverse(rule, batch), strict=True):
         w, u = state.weight, state.stored
         assert u is not None
@@ -229,7 +240,7 @@ def _move_primal(rule: UpdateRule, batch: list[ParamState], d: Tensors, lr: floa
     excess = torch._foreach_abs(step)
     torch._foreach_sub_(excess, size)
     torch._foreach_clamp_min_(excess, 0)
-    if any(float(x.sum()) for x in excess):
+    if waits(base[0]) or any(float(x.sum()) for x in excess):
         moved = [
             relative(rule, x, s, state.hyper) for x, s, state in zip(base, step, batch, strict=True)
         ]

@@ -56,7 +56,7 @@ class Hyper(NamedTuple):
     lr: float  # of u: for Adam it includes the tensor's scale and the bias correction of m
     decay: float = 0.0
     dither: float = 0.0  # from -1/2 to 1/2; see `dithered`
-    grad_scale: float = 1.0
+    grad_scale: float | Tensor = 1.0  # a tensor where it stays on a device
     momentum: float = 0.0
     gain1: float = 0.0  # 1 - beta1; float32 could not take it from beta1 without losing digits
     beta2: float = 0.0

@@ -4,8 +4,9 @@ What is passed are addresses and numbers, in the layout of the structures in ste
 released meanwhile, and torch.get_num_threads() threads share the blocks of the weights.
 
 Edits of weights from outside are noticed by `Checksums`: a hash of the bits of each block of 4 KB
-when it was last written, compared while the block is read. Where they differ, or where there are
-none yet, the weights of the block are compared one by one, as `UpdateRule.unedited` does it.
+when it was last written (and of its center), compared while the block is read. Where they differ,
+or where there are none yet, the weights of the block are compared one by one, as
+`UpdateRule.unedited` does it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 
 from mirrorhead import native
-from mirrorhead.optim._formula import Method, Storage, UpdateRule
+from mirrorhead.optim._formula import Hyper, Method, Storage, UpdateRule
 from mirrorhead.optim._param_state import ParamState, random_bits
 from mirrorhead.potentials import inverse_exponent, snap
 
@@ -29,9 +30,22 @@ BLOCK_BYTES = 4096
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 _STORAGES = {Storage.PRIMAL: 0, Storage.DUAL: 1, Storage.WIDE: 2}
 _EXPONENT, _RULE = "3d3q", "6i"  # struct exponent; struct rule up to its exponents
-_TENSOR = struct.Struct("6QqQ13d4i")
-_FINITE = struct.Struct("i")
-_FINITE_AT = _TENSOR.size - 8
+_TENSOR = struct.Struct("7QqQ15d4i")
+_RESULTS = struct.Struct("d8xi")  # `largest` and `finite` of struct tensor
+_RESULTS_AT = _TENSOR.size - 24
+WORDS = _TENSOR.size // 8
+
+
+class Column:
+    """Where numbers of struct tensor are: in words of 8 bytes, the last two in words of 4."""
+
+    GRAD = 1
+    SEED = 8
+    LR, DECAY, DITHER, ROOT_BIAS = (
+        9 + Hyper._fields.index(name) for name in ("lr", "decay", "dither", "root_bias")
+    )
+    CHECKED = 2 * WORDS - 3
+    FINITE = 2 * WORDS - 2
 
 
 class Checksums:
@@ -44,53 +58,106 @@ class Checksums:
 
 def serves(weight: Tensor) -> bool:
     """Return whether step.c moves this tensor: on a CPU, if the C library was built."""
-    return weight.device.type == "cpu" and weight.dtype in _DTYPES and _step() is not None
+    return weight.device.type == "cpu" and weight.dtype in _DTYPES and _function("step") is not None
 
 
-def step_native(states: Sequence[ParamState]) -> list[bool]:
+def takes_sgd(weight: Tensor) -> bool:
+    """Return whether step.c takes steps of SGD as torch does, to the bit: both round once."""
+    return (
+        serves(weight)
+        and weight.dtype in (torch.float32, torch.float64)
+        and weight.is_contiguous()
+        and _both_fuse()
+    )
+
+
+@functools.cache
+def _both_fuse() -> bool:
+    """Return whether torch and step.c use instructions that fuse a product with a sum."""
+    theirs = torch.backends.cpu.get_cpu_capability()
+    return theirs in ("AVX2", "AVX512") and native.instruction_set() in ("avx2", "avx512")
+
+
+def step_native(states: Sequence[ParamState]) -> list[bool | Tensor]:
     """Move all tensors, which share a rule. Return which gradients were finite."""
-    step = _step()
-    assert step is not None, "call serves first"
-    rule = states[0].rule
-    finite = [True] * len(states)
-    rows, alive, indices = [], [], []
+    finite: list[bool | Tensor] = [True] * len(states)
+    flat, indices = [], []
     for i, state in enumerate(states):
-        flat = state if state.contiguous() else state.flat()
-        if flat is None:  # views with gaps
-            if rule.stochastic and state.noise is None:
+        view = state if state.contiguous() else state.flat()
+        if view is None:  # views with gaps
+            if state.rule.stochastic and state.noise is None:
                 state = replace(state, noise=random_bits(state.weight, state.seed))
             finite[i] = state.step()
             continue
-        rows.append(_row(flat))
-        alive.append(flat)  # a gradient in another layout was copied: keep the copy
+        flat.append(view)  # a gradient in another layout was copied: keep the copy
         indices.append(i)
-    if not rows:
-        return finite
-    tensors = bytearray(b"".join(rows))
-    pointer = (ctypes.c_char * len(tensors)).from_buffer(tensors)
-    step(_rule(rule), pointer, len(rows), torch.get_num_threads())
-    torch.autograd.graph.increment_version([states[i].weight for i in indices])
-    for k, i in enumerate(indices):
-        finite[i] = bool(_FINITE.unpack_from(tensors, k * _TENSOR.size + _FINITE_AT)[0])
+    for i, (ok, _) in zip(indices, _call("step", flat, [None] * len(flat)), strict=True):
+        finite[i] = ok
     return finite
 
 
-def _row(state: ParamState) -> bytes:
+def step_centered(
+    states: Sequence[ParamState], scales: Sequence[float]
+) -> list[tuple[bool, float]]:
+    """Move flat states that share a rule, with the scales S of the last step.
+
+    Return for each whether its gradient was finite, and max |u|.
+    """
+    return _call("step", states, scales)
+
+
+def rescale(states: Sequence[ParamState], scales: Sequence[float]) -> None:
+    """Write all weights of flat states that share a rule, whose scale has changed."""
+    _call("rescale", states, scales)
+
+
+def _call(
+    name: str, states: Sequence[ParamState], scales: Sequence[float | None]
+) -> list[tuple[bool, float]]:
+    """Call a function of step.c; a scale is that of a centred state. Return `finite`, `largest`."""
+    if not states:
+        return []
+    tensors = bytearray(packed_rows(states, scales))
+    rule = packed_rule(states[0].rule, scales[0] is not None)
+    call_rows(name, rule, tensors, [state.weight for state in states])
+    places = range(_RESULTS_AT, len(tensors), _TENSOR.size)
+    results = [_RESULTS.unpack_from(tensors, place) for place in places]
+    return [(bool(finite), largest) for largest, finite in results]
+
+
+def call_rows(name: str, rule: bytes, rows: bytearray, weights: Sequence[Tensor]) -> None:
+    """Call a function of step.c on the rows of these weights."""
+    function = _function(name)
+    assert function is not None, "call serves first"
+    pointer = (ctypes.c_char * len(rows)).from_buffer(rows)
+    function(rule, pointer, len(weights), torch.get_num_threads())
+    torch.autograd.graph.increment_version(weights)
+
+
+def packed_rows(states: Sequence[ParamState], scales: Sequence[float | None]) -> bytes:
+    """Return struct tensor of step.c for each state; a scale is that of a centred one."""
+    return b"".join(_row(state, scale) for state, scale in zip(states, scales, strict=True))
+
+
+def _row(state: ParamState, scale: float | None) -> bytes:
     """Return struct tensor of step.c."""
-    weight, hyper, stored, m, v = state.weight, state.hyper, state.stored, state.m, state.v
+    weight, stored, m, v, center = state.weight, state.stored, state.m, state.v, state.center
     sums, valid = 0, False
     if stored is not None and state.checksums is not None:
-        sums, valid = _prepared(state.checksums, state)
+        sums, valid = _prepared(state.checksums, state, scale)
     return _TENSOR.pack(
         weight.data_ptr(),
         state.grad.data_ptr(),
         0 if stored is None else stored.data_ptr(),
         0 if m is None else m.data_ptr(),
         0 if v is None else v.data_ptr(),
+        0 if center is None else center.data_ptr(),
         sums,
         weight.numel(),
         state.seed,
-        *hyper,
+        *state.hyper,
+        scale or 0.0,
+        0.0,
         _DTYPES[state.grad.dtype],
         valid,
         True,
@@ -98,11 +165,12 @@ def _row(state: ParamState) -> bytes:
     )
 
 
-def _prepared(checksums: Checksums, state: ParamState) -> tuple[int, bool]:
+def _prepared(checksums: Checksums, state: ParamState, scale: float | None) -> tuple[int, bool]:
     """Return the address of the hashes, and whether they hold for this state."""
     size = state.weight.numel() * state.weight.element_size()
     blocks = -(-size // BLOCK_BYTES)
-    written_for = (state.rule.p, state.rule.storage, state.hyper.knee, state.weight.dtype, blocks)
+    rule = state.rule
+    written_for = (rule.p, rule.storage, state.hyper.knee, state.weight.dtype, blocks, scale)
     valid = checksums.written_for == written_for
     if checksums.sums is None or checksums.sums.numel() != blocks:
         checksums.sums = torch.empty(blocks, dtype=torch.int64, device="cpu")
@@ -111,7 +179,7 @@ def _prepared(checksums: Checksums, state: ParamState) -> tuple[int, bool]:
 
 
 @functools.lru_cache(maxsize=256)
-def _rule(rule: UpdateRule) -> bytes:
+def packed_rule(rule: UpdateRule, centered: bool) -> bytes:
     """Return struct rule of step.c."""
     if rule.method is Method.ADAM:
         method = 3
@@ -119,7 +187,7 @@ def _rule(rule: UpdateRule) -> bytes:
         method = 0 if not rule.momentum else 2 if rule.nesterov else 1
     numbers = (
         _DTYPES[rule.dtype],
-        _STORAGES[rule.storage],
+        3 if centered else _STORAGES[rule.storage],
         method,
         rule.knee,
         rule.stochastic,
@@ -141,6 +209,6 @@ def _exponent(e: float) -> tuple[float, float, float, int, int, int]:
 
 
 @functools.cache
-def _step() -> Callable[..., None] | None:
+def _function(name: str) -> Callable[..., None] | None:
     pointer, number = ctypes.c_void_p, ctypes.c_int64
-    return native.function("step", [pointer, pointer, number, number])
+    return native.function(name, [pointer, pointer, number, number])

@@ -32,8 +32,9 @@ class ParamState:
     noise: Tensor | None = None  # 16 random bits per weight, for stochastic rounding
     seed: int = 0  # of the noise
     checksums: Checksums | None = None  # of the weight as last written; see `_native`
+    center: Tensor | None = None  # w0 of a centred group
 
-    def step(self) -> bool:
+    def step(self) -> bool | Tensor:
         """Move this one tensor, in eager torch. Return whether its gradient was finite."""
         rule, h = self.rule, self.hyper
         g, m, v = accumulate(rule, self.grad, self.m, self.v, h)
@@ -44,10 +45,8 @@ class ParamState:
                 old.copy_(new)
         return is_finite(self.grad)
 
-    def tensors(
-        self,
-    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-        return self.weight, self.grad, self.stored, self.m, self.v, self.noise
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        return self.weight, self.grad, self.stored, self.m, self.v, self.noise, self.center
 
     def contiguous(self) -> bool:
         """Return whether all tensors are contiguous, and so laid out alike."""
@@ -64,9 +63,10 @@ class ParamState:
 
     def of(self, tensors: Sequence[Tensor | None]) -> ParamState:
         """Return the same rule and numbers with other tensors."""
-        weight, grad, stored, m, v, noise = tensors
+        weight, grad, stored, m, v, noise, center = tensors
         assert weight is not None and grad is not None
-        return replace(self, weight=weight, grad=grad, stored=stored, m=m, v=v, noise=noise)
+        moved = {"weight": weight, "grad": grad, "stored": stored, "m": m, "v": v}
+        return replace(self, **moved, noise=noise, center=center)
 
     def without_bases(self) -> ParamState:
         """Return the same memory as tensors that do not know what they are views of."""
@@ -84,15 +84,16 @@ class ParamState:
 
 def _in_memory_order(parts: Sequence[Tensor | None]) -> tuple[Tensor | None, ...] | None:
     """Return contiguous views of tensors that are all laid out alike, if they have no gaps."""
-    w, g, *state, noise = parts
+    w, g, *state, noise, center = parts
     assert w is not None and g is not None
     by_stride = sorted(range(w.dim()), key=w.stride, reverse=True)
-    # The gradient and the noise are only read: a copy will do where their layout differs.
-    g, noise = (
+    # These are only read: a copy will do where their layout differs.
+    g, noise, center = (
         x if x is None or x.stride() == w.stride() else torch.empty_like(w, dtype=x.dtype).copy_(x)
-        for x in (g, noise)
+        for x in (g, noise, center)
     )
-    ordered = tuple(x if x is None else x.permute(by_stride) for x in (w, g, *state, noise))
+    parts = (w, g, *state, noise, center)
+    ordered = tuple(x if x is None else x.permute(by_stride) for x in parts)
     return ordered if all(x is None or x.is_contiguous() for x in ordered) else None
 
 
@@ -115,10 +116,17 @@ def has_values(x: Tensor) -> bool:
     return x.device.type != "meta" and not isinstance(x, FakeTensor)
 
 
-def is_finite(g: Tensor) -> bool:
-    """Return whether there is no inf or NaN in g."""
+def waits(x: Tensor) -> bool:
+    """Return whether to read a number of x means to wait for a device."""
+    return x.device.type != "cpu"
+
+
+def is_finite(g: Tensor) -> bool | Tensor:
+    """Return whether there is no inf or NaN in g; on a device as a tensor, not read yet."""
     if not has_values(g):
         return True
+    if waits(g):
+        return torch.isfinite(g).all()
     if g.device.type == "cpu" and g.is_contiguous() and g.dtype in (torch.float32, torch.float64):
         # A dot product is the fastest pass there is. It may overflow, so inf is checked again.
         flat = g.view(-1)
@@ -127,6 +135,6 @@ def is_finite(g: Tensor) -> bool:
     return bool(torch.isfinite(g).all())
 
 
-def step_loop(states: Sequence[ParamState]) -> list[bool]:
+def step_loop(states: Sequence[ParamState]) -> list[bool | Tensor]:
     """Move the tensors one after the other. Return which gradients were finite."""
     return [state.step() for state in states]

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Literal, TypeGuard
 import torch
 from torch import Tensor
 
-from mirrorhead.optim._param_state import has_values
+from mirrorhead.optim._param_state import has_values, waits
 from mirrorhead.potentials import power
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
+
+
+Number = float | Tensor  # a tensor of one element on a device, which is not read
 
 
 def is_sharded(x: Tensor) -> TypeGuard[DTensor]:
@@ -41,9 +44,12 @@ def local_gradient(param: Tensor) -> Tensor:
 
 
 def reduce_shards(
-    values: Sequence[float], params: Sequence[Tensor], reduction: Literal["sum", "max"]
-) -> list[float]:
-    """Reduce one number for each parameter over the processes that hold a part of it."""
+    values: Sequence[Number], params: Sequence[Tensor], reduction: Literal["sum", "max"]
+) -> list[Number]:
+    """Reduce one number for each parameter over the processes that hold a part of it.
+
+    Numbers that are tensors, of one element on a device, are not read.
+    """
     reduced = list(values)
     shards: dict[tuple, list[int]] = {}
     for i, param in enumerate(params):
@@ -54,25 +60,53 @@ def reduce_shards(
 
         # Not is_shard(): the strided shards of FSDP over tensor parallelism say no to it.
         partial = [Replicate() if p.is_replicate() else Partial(reduction) for p in placements]
-        mine = torch.tensor([values[i] for i in indices], dtype=torch.float64, device="cpu")
-        mine = mine.to(mesh.device_type)
+        mine = torch.stack(
+            [
+                torch.as_tensor(
+                    values[i],
+                    dtype=torch.float64,
+                    device="cpu" if isinstance(values[i], float) else None,
+                )
+                for i in indices
+            ]
+        ).to(mesh.device_type)
         whole = DTensor.from_local(mine, mesh, partial, run_check=False).full_tensor()
-        for i, value in zip(indices, whole.tolist(), strict=True):
+        read = all(isinstance(values[i], float) for i in indices)
+        for i, value in zip(indices, whole.tolist() if read else whole.unbind(), strict=True):
             reduced[i] = value
     return reduced
 
 
-def all_finite(params: Sequence[Tensor], finite: Sequence[bool]) -> list[bool]:
+def all_finite(params: Sequence[Tensor], finite: Sequence[bool | Tensor]) -> list[bool | Tensor]:
     """Return which gradients are finite in all processes, given which are so in this one."""
-    return [not bad for bad in reduce_shards([float(not ok) for ok in finite], params, "max")]
+    bad = [(~ok).double() if isinstance(ok, Tensor) else float(not ok) for ok in finite]
+    return [x == 0 for x in reduce_shards(bad, params, "max")]
 
 
-def dual_norms(params: Sequence[Tensor], grads: Sequence[Tensor], q: float) -> list[float]:
-    """Return ||g||_q of each gradient, divided by the largest entry while it is summed."""
-    largest = reduce_shards([_largest(g) for g in grads], params, "max")
-    sums = []
+def all_true(flags: Sequence[bool | Tensor]) -> bool:
+    """Return whether all hold. Flags on a device are read at once: the only wait of a step."""
+    waiting: dict[torch.device, list[Tensor]] = {}
+    for flag in flags:
+        if isinstance(flag, Tensor):
+            waiting.setdefault(flag.device, []).append(flag)
+        elif not flag:
+            return False
+    return all(bool(torch.stack(some).all()) for some in waiting.values())
+
+
+def dual_norms(params: Sequence[Tensor], grads: Sequence[Tensor], q: float) -> list[Number]:
+    """Return ||g||_q of each gradient, divided by the largest entry while it is summed.
+
+    On a device the norms are tensors of one element, not read.
+    """
+    largest = reduce_shards([largest_entry(g) for g in grads], params, "max")
+    sums: list[Number] = []
     for g, scale in zip(grads, largest, strict=True):
         wide = g.to(torch.promote_types(g.dtype, torch.float32))
+        if isinstance(scale, Tensor):
+            divisor = torch.where(scale > 0, scale, 1.0).to(wide.dtype)
+            sums.append(power(wide.abs() / divisor, q).sum(dtype=torch.float64))
+            continue
         # One at a time: scale may be too small for its reciprocal to be finite.
         counted = scale and g.numel() and has_values(g)
         sums.append(float(power(wide.abs() / scale, q).sum()) if counted else 0.0)
@@ -80,8 +114,12 @@ def dual_norms(params: Sequence[Tensor], grads: Sequence[Tensor], q: float) -> l
     return [scale * total ** (1 / q) for scale, total in zip(largest, totals, strict=True)]
 
 
-def combine_norms(norms: Sequence[float], q: float) -> float:
+def combine_norms(norms: Sequence[Number], q: float) -> Number:
     """Return the q-norm of all tensors together from the q-norms of each."""
+    if any(isinstance(norm, Tensor) for norm in norms):
+        every = torch.stack([norm for norm in norms if isinstance(norm, Tensor)])
+        largest = every.max()
+        return largest * (every / torch.where(largest > 0, largest, 1.0)).pow(q).sum().pow(1 / q)
     largest = max(norms)
     return largest * sum((norm / largest) ** q for norm in norms) ** (1 / q) if largest > 0 else 0.0
 
@@ -92,12 +130,26 @@ def root_mean_squares(params: Sequence[Tensor]) -> list[float]:
     for param in params:
         part = local(param)
         counted = has_values(part)
-        sums.append(float(part.double().square().sum()) if counted else float(param.numel()))
+        sums.append(_sum_of_squares(part) if counted else float(param.numel()))
     totals = reduce_shards(sums, params, "sum")
     return [
-        (total / max(param.numel(), 1)) ** 0.5 for total, param in zip(totals, params, strict=True)
+        (float(total) / max(param.numel(), 1)) ** 0.5
+        for total, param in zip(totals, params, strict=True)
     ]
 
 
-def _largest(g: Tensor) -> float:
-    return float(g.abs().max()) if g.numel() and has_values(g) else 0.0
+def _sum_of_squares(x: Tensor) -> float:
+    """Return the sum of x^2, computed in float64."""
+    if waits(x) or not x.is_contiguous():
+        return float(x.double().square().sum())
+    # By pieces that stay in the cache: a float64 copy of a large tensor is slow to make.
+    pieces = (piece.double() for piece in x.detach().view(-1).split(1 << 15))
+    return sum(float(torch.dot(piece, piece)) for piece in pieces)
+
+
+def largest_entry(x: Tensor) -> Number:
+    """Return max |x|; on a device as a tensor, not read."""
+    if waits(x) and has_values(x):
+        zero = torch.zeros((), dtype=torch.float64, device=x.device)
+        return x.abs().max().double() if x.numel() else zero
+    return float(x.abs().max()) if x.numel() and has_values(x) else 0.0

@@ -43,7 +43,7 @@ class Implementation(Enum):
         return self
 
 
-_STEPS: dict[Implementation, Callable[[Sequence[ParamState]], list[bool]]] = {
+_STEPS: dict[Implementation, Callable[[Sequence[ParamState]], Sequence[bool | Tensor]]] = {
     Implementation.LOOP: step_loop,
     Implementation.FOREACH: step_foreach,
     Implementation.COMPILED: step_compiled,
@@ -60,7 +60,7 @@ class StepPlan:
     """
 
     implementation: Implementation
-    finite: list[bool]  # by position in the group; filled in by `run`
+    finite: list[bool | Tensor]  # by position in the group; filled in by `run`
     states: list[ParamState] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     counters: list[Tensor] = field(default_factory=list)
@@ -83,7 +83,7 @@ class StepPlan:
             if how is Implementation.COMPILED:
                 prepare_compiled(states)
 
-    def run(self) -> list[bool]:
+    def run(self) -> list[bool | Tensor]:
         """Take the step. Return which gradients were finite."""
         if self.torch_step is not None:
             self.torch_step()
@@ -131,11 +131,11 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def cleaned(grads: Sequence[Tensor]) -> tuple[list[bool], list[Tensor]]:
+def cleaned(grads: Sequence[Tensor]) -> tuple[list[bool | Tensor], list[Tensor]]:
     """Return which gradients are finite, and all of them with 0 for inf and NaN."""
     finite = [is_finite(g) for g in grads]
     return finite, [
-        g if ok else g.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        g if ok is True else g.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         for g, ok in zip(grads, finite, strict=True)
     ]
 

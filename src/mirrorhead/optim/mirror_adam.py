@@ -44,9 +44,10 @@ class MirrorAdam(MirrorOptimizer):
     .. math:: \eta\, \min(1, |w|/r)^{2-p}
 
     times Adam's direction: weights of size r and above move exactly as far as with AdamW,
-    smaller ones less. No weight moves further than with AdamW, so learning rates carry over
-    for every p below 2. A tensor that starts at zero (LoRA's second factor, biases) has no
-    scale and moves as with AdamW. p = 2 is AdamW.
+    smaller ones less. No weight moves further than with AdamW, so a learning rate that is safe
+    with AdamW is safe for every p below 2; docs/optimizer.md has losses by p and rate. A tensor
+    that starts at zero (LoRA's second factor, biases) has no scale and moves as with AdamW. p = 2
+    is AdamW.
 
     Args:
         params: parameters, named parameters or groups; every option can differ by group.
@@ -181,6 +182,9 @@ class MirrorAdam(MirrorOptimizer):
             floor = 1e-8 if group["p"] < 2 else 1e-2
         return max(float(rms) if has_values(rms) else 1.0, floor)
 
+    def _dual_scale(self, group: dict[str, Any], param: Tensor) -> float:
+        return dual_scale(group["p"], self._rms(group, param))
+
     def _mirror(self, group: dict[str, Any], param: Tensor, weight: Tensor) -> Tensor:
         rule, hyper = mirror_map(group["p"], group["knee"], self._rms(group, param), weight)
         return rule.mirror(weight, hyper)
@@ -221,6 +225,11 @@ def is_adamw(p: float, dtype: torch.dtype) -> bool:
     return p == 2 and dtype == wide_dtype(dtype)
 
 
+def dual_scale(p: float, rms: float) -> float:
+    """Return s, what lr is multiplied by in the dual."""
+    return (p - 1) * rms ** (p - 2)
+
+
 def mirror_map(
     p: float, knee: float | None, rms: float, weight: Tensor
 ) -> tuple[UpdateRule, Hyper]:
@@ -252,7 +261,7 @@ def mirror_adam(
     """
     plan = plan_adam(params, grads, stored, exp_avgs, exp_avg_sqs, steps, **options)
     plan.prepare()
-    return plan.run()
+    return [bool(ok) for ok in plan.run()]
 
 
 def plan_adam(
@@ -320,7 +329,7 @@ def plan_adam(
         if i in plain:
             continue
         count = float(steps[i]) + 1 if has_values(steps[i]) else 1.0
-        scale = 1.0 if centered else (p - 1) * rms[i] ** (p - 2)
+        scale = 1.0 if centered else dual_scale(p, rms[i])
         if rate and w.numel() and rate * scale < torch.finfo(wide_dtype(w.dtype)).tiny:
             warnings.warn(
                 f"p={p:g} with weights of about {rms[i]:.1g} (shape {tuple(w.shape)}): the step in"

@@ -12,9 +12,9 @@ from torch.optim.sgd import sgd
 from mirrorhead.optim._base import Center, MirrorOptimizer, Params, check_number
 from mirrorhead.optim._centered import CenteredPlan
 from mirrorhead.optim._formula import Hyper, Method
-from mirrorhead.optim._native import Checksums
+from mirrorhead.optim._native import Checksums, takes_sgd
 from mirrorhead.optim._param_state import ParamState, has_values, random_bits
-from mirrorhead.optim._sharded import combine_norms, dual_norms, local
+from mirrorhead.optim._sharded import Number, combine_norms, dual_norms, local
 from mirrorhead.optim._step import (
     Implementation,
     StepPlan,
@@ -113,7 +113,8 @@ class MirrorDescent(MirrorOptimizer):
     def _plan(
         self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]
     ) -> StepPlan | CenteredPlan:
-        finite, scales = [True] * len(params), [1.0] * len(params)
+        finite: list[bool | Tensor] = [True] * len(params)
+        scales: list[Number] = [1.0] * len(params)
         if group["normalize"]:
             finite, grads = cleaned(grads)
             scales = _inverse_norms(params, grads, group["p"], group["normalize"])
@@ -155,7 +156,7 @@ class MirrorDescent(MirrorOptimizer):
 
 
 def is_sgd(p: float, dtype: torch.dtype, stochastic_rounding: bool) -> bool:
-    """Return whether torch's own SGD moves the parameter: at p = 2, unless rounded at random."""
+    """Return whether the step is that of torch's SGD: at p = 2, unless rounded at random."""
     return p == 2 and not (stochastic_rounding and dtype == torch.bfloat16)
 
 
@@ -185,7 +186,7 @@ def mirror_descent(
     """
     plan = plan_descent(params, grads, stored, momentum_buffers, **options)
     plan.prepare()
-    return plan.run()
+    return [bool(ok) for ok in plan.run()]
 
 
 def plan_descent(
@@ -204,7 +205,7 @@ def plan_descent(
     foreach: bool | None = None,
     fused: bool | None = None,
     stochastic_rounding: bool = False,
-    scales: Sequence[float] | None = None,
+    scales: Sequence[Number] | None = None,
     dither: float = 0.0,
     seed: int = 0,
     checksums: Sequence[Checksums] | None = None,
@@ -223,12 +224,21 @@ def plan_descent(
     rate = float(lr) if not isinstance(lr, Tensor) or has_values(lr) else 0.0
     plan = StepPlan(Implementation.chosen(foreach, fused), [True] * len(params))
     plain = [
-        i for i, w in enumerate(params) if is_sgd(p, w.dtype, stochastic_rounding) and not centered
+        i
+        for i, w in enumerate(params)
+        if is_sgd(p, w.dtype, stochastic_rounding)
+        and not centered
+        # The C library saves torch's second pass over the gradient, which looks for inf and NaN.
+        and (momentum or plan.implementation.on(w) is not Implementation.NATIVE or not takes_sgd(w))
     ]
     if plain:
 
         def torch_step() -> None:
             weights = [params[i] for i in plain]
+            how = plan.implementation.on(weights[0])
+            if how is not Implementation.LOOP and any(w.dtype.itemsize < 4 for w in weights):
+                # torch's fused SGD leaves the last elements of half-precision tensors undefined.
+                how = Implementation.FOREACH
             if weight_decay:
                 torch._foreach_mul_(weights, 1 - rate * weight_decay)
             finite, clean = cleaned([grads[i] for i in plain])
@@ -236,11 +246,13 @@ def plan_descent(
                 plan.finite[i] &= ok
             sgd(
                 weights,
-                [g if scales[i] == 1 else g * scales[i] for i, g in zip(plain, clean, strict=True)],
+                [
+                    g if isinstance(scale := scales[i], float) and scale == 1 else g * scale
+                    for i, g in zip(plain, clean, strict=True)
+                ],
                 [momentum_buffers[i] for i in plain],
-                foreach=plan.implementation.on(params[plain[0]]) is Implementation.FOREACH,
-                fused=plan.implementation.on(params[plain[0]])
-                in (Implementation.COMPILED, Implementation.NATIVE),
+                foreach=how is Implementation.FOREACH,
+                fused=how in (Implementation.COMPILED, Implementation.NATIVE),
                 weight_decay=0,
                 momentum=momentum,
                 lr=rate,
@@ -250,7 +262,7 @@ def plan_descent(
             )
 
         plan.torch_step = torch_step
-    scaled = maximize or any(scale != 1 for scale in scales)
+    scaled = maximize or any(isinstance(scale, Tensor) or scale != 1 for scale in scales)
     for i, w in enumerate(params):
         if i in plain:
             continue
@@ -294,14 +306,22 @@ def plan_descent(
 
 def _inverse_norms(
     params: Sequence[Tensor], grads: Sequence[Tensor], p: float, by: Normalize
-) -> list[float]:
+) -> list[Number]:
     """Return 1/||g||_q for each gradient, or for all of them together; 0 for a zero gradient."""
     q = dual_exponent(p)
     norms = dual_norms(params, grads, q)
     if by == "global":
         norms = [combine_norms(norms, q)] * len(params)
+    if isinstance(norms[0], Tensor):  # on a device: not read
+        return [_inverse_norm(norm, g) for norm, g in zip(norms, grads, strict=True)]
     # A norm of subnormal size has no reciprocal in its dtype: the largest number must do.
     largest = [torch.finfo(wide_dtype(g.dtype)).max for g in grads]
     return [
         min(1 / norm, big) if norm > 0 else 0.0 for norm, big in zip(norms, largest, strict=True)
     ]
+
+
+def _inverse_norm(norm: Number, g: Tensor) -> Tensor:
+    dtype = wide_dtype(g.dtype)
+    inverse = (1 / torch.as_tensor(norm)).clamp_max(torch.finfo(dtype).max)
+    return torch.where(torch.as_tensor(norm) > 0, inverse, 0.0).to(dtype)

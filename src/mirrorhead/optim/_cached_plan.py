@@ -1,0 +1,193 @@
+"""The plan of a group's step, kept for the next step: for groups of many small tensors.
+
+To plan a step in Python costs more than to take it where tensors are small. What a plan consists
+of, addresses and numbers, hardly changes between steps. `CachedPlan` keeps it as the table that
+native/step.c reads. Each step compares everything the table was made from, and writes only what
+changes at every step: the addresses of the gradients, lr, dither, the bias corrections, the seeds.
+Where anything else has changed, `refreshed` says no, and the step is planned from the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from operator import is_not
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mirrorhead.optim._native import WORDS, Checksums, Column, call_rows, packed_rows, packed_rule
+from mirrorhead.optim._param_state import ParamState, has_values, waits
+from mirrorhead.optim._sharded import is_sharded
+from mirrorhead.optim._step import Implementation, StepPlan, dither_of
+
+_NUMBERS = ("step", "rms")  # of the state, of one element
+
+
+class _Tensors:
+    """Tensors that a table was made from, and what it took from them: addresses, dtypes, shapes.
+
+    Each of these is compared for all tensors at once, which is quicker than tensor by tensor.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.tensors = list(tensors)
+        self.addresses = [x.data_ptr() for x in tensors]
+        self.dtypes = [x.dtype for x in tensors]
+        self.shapes = [x.shape for x in tensors]
+
+    def unchanged(self) -> bool:
+        """Return whether they still are as they were, and contiguous."""
+        tensors = self.tensors
+        return (
+            [x.data_ptr() for x in tensors] == self.addresses
+            and [x.dtype for x in tensors] == self.dtypes
+            and [x.shape for x in tensors] == self.shapes
+            and False not in [x.is_contiguous() for x in tensors]
+        )
+
+
+class CachedPlan:
+    """The step of a group whose tensors are all moved by native/step.c, by one rule."""
+
+    def __init__(
+        self,
+        group: dict[str, Any],
+        params: Sequence[Tensor],
+        states: Sequence[ParamState],
+        state: Mapping[Tensor, dict[str, Any]],
+        checksums: Mapping[Tensor, Checksums],
+        scales: Sequence[float],
+        count: float,
+    ) -> None:
+        self.rule = states[0].rule
+        self.options = _fixed_options(group)
+        self.params = list(params)
+        self.entries = [state[param] for param in params]
+        self.checksums = [checksums[param] for param in params]
+        # What the entries of the state hold, name by name, in one list.
+        self.names = [(entry, name) for entry in self.entries for name in entry]
+        self.values: list[Any] = [x for entry in self.entries for x in entry.values()]
+        self.tensors = _Tensors(
+            [*params, *[entry[name] for entry, name in self.names if name not in _NUMBERS]]
+        )
+        self.numbers = [entry[name] for entry, name in self.names if name in _NUMBERS]
+        self.versions = [x._version for x in self.numbers]
+        # The step counts, all equal, as arrays: to write them one by one is quicker in numpy.
+        counters = [entry["step"] for entry in self.entries if "step" in entry]
+        self.counters = _Tensors(counters)
+        self.counts = [counter.detach().numpy() for counter in counters]
+        self.count = count
+        self.betas = group.get("betas", (0.0, 0.0))
+        self.scales = np.array(scales)  # of u: lr is multiplied by them
+        self.least_scale = min(scales)
+        self.rows = bytearray(packed_rows(states, [None] * len(states)))
+        self.packed_rule = packed_rule(self.rule, False)
+        self.table = np.frombuffer(self.rows, dtype=np.int64).reshape(len(states), WORDS)
+        self.doubles = self.table.view(np.float64)
+        self.ints = self.table.view(np.int32)
+        self.ints[:, Column.CHECKED] = True
+        self.grads: list[Tensor] = []
+        self.grad_dtypes = [one.grad.dtype for one in states]
+
+    @classmethod
+    def of(
+        cls,
+        group: dict[str, Any],
+        params: Sequence[Tensor],
+        plan: StepPlan,
+        scales: Sequence[float],
+        state: Mapping[Tensor, dict[str, Any]],
+        checksums: Mapping[Tensor, Checksums],
+    ) -> CachedPlan | None:
+        """Return the plan of the steps after the given one, or None where it cannot be kept.
+
+        `scales` multiply lr for each tensor. The given plan has been run.
+        """
+        states = plan.states
+        counts = {float(state[param]["step"]) for param in params if "step" in state[param]}
+        if (
+            len(states) != len(group["params"])
+            or group.get("normalize")  # the norms change at every step
+            or len(counts) > 1
+            or any(waits(state[param]["step"]) for param in params if "step" in state[param])
+            or any(one.rule != states[0].rule for one in states)
+            or not all(_kept(plan, param, one) for param, one in zip(params, states, strict=True))
+        ):
+            return None
+        return cls(group, params, states, state, checksums, scales, max(counts, default=0.0))
+
+    def refreshed(
+        self,
+        group: dict[str, Any],
+        state: Mapping[Tensor, dict[str, Any]],
+        checksums: Mapping[Tensor, Checksums],
+    ) -> bool:
+        """Make the plan that of the next step. Return False if anything else has changed."""
+        lr, params = group["lr"], group["params"]
+        rate = float(lr) if not isinstance(lr, Tensor) or has_values(lr) else 0.0
+        if (
+            len(options := _fixed_options(group)) != len(self.options)
+            or any(map(is_not, options, self.options))
+            or len(params) != len(self.params)
+            or any(map(is_not, params, self.params))
+            or any(map(is_not, map(state.get, params), self.entries))
+            or any(map(is_not, map(checksums.get, params), self.checksums))
+            or sum(map(len, self.entries)) != len(self.names)
+            or any(map(is_not, [entry.get(name) for entry, name in self.names], self.values))
+            or [x._version for x in self.numbers] != self.versions
+            or not self.tensors.unchanged()
+            or not self.counters.unchanged()
+            or 0 < rate * self.least_scale < torch.finfo(self.rule.wide).tiny
+        ):
+            return False
+        grads = [param.grad for param in params if param.grad is not None]
+        if (
+            len(grads) != len(params)
+            or False in [g.layout is torch.strided for g in grads]
+            or [g.dtype for g in grads] != self.grad_dtypes
+            or [g.shape for g in grads] != self.tensors.shapes[: len(grads)]
+            or False in [g.is_contiguous() for g in grads]
+        ):
+            return False
+        step, (beta1, beta2) = group["step"] + 1, self.betas
+        count = self.count + 1
+        self.grads = grads
+        self.table[:, Column.GRAD] = [grad.data_ptr() for grad in grads]
+        self.doubles[:, Column.LR] = rate * self.scales / (1 - beta1**count)
+        self.doubles[:, Column.DECAY] = rate * group["weight_decay"]
+        self.doubles[:, Column.DITHER] = dither_of(step)
+        self.doubles[:, Column.ROOT_BIAS] = (1 - beta2**count) ** -0.5
+        if self.rule.stochastic:
+            self.table[:, Column.SEED] = step * len(grads) + np.arange(len(grads))
+        return True
+
+    def prepare(self) -> None:
+        """Do nothing: there is no kernel to compile."""
+
+    def run(self) -> list[bool]:
+        """Take the step. Return which gradients were finite."""
+        self.count += 1
+        for count in self.counts:
+            count[()] = self.count
+        call_rows("step", self.packed_rule, self.rows, self.params)
+        self.grads = []
+        finite = self.ints[:, Column.FINITE]
+        return [True] * len(finite) if finite.all() else [bool(ok) for ok in finite]
+
+
+def _fixed_options(group: dict[str, Any]) -> list[Any]:
+    """Return the options that a plan depends on, but for lr."""
+    return [x for name, x in group.items() if name not in ("params", "param_names", "lr", "step")]
+
+
+def _kept(plan: StepPlan, param: Tensor, state: ParamState) -> bool:
+    """Return whether the row of this parameter can be kept."""
+    return (
+        not is_sharded(param)
+        and plan.implementation.on(state.weight) is Implementation.NATIVE
+        and state.contiguous()
+        and state.checksums is not None
+        and (state.stored is None or state.checksums.written_for is not None)
+    )
