@@ -44,10 +44,13 @@ Data = tuple[Tensor, Tensor, Tensor]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--large", action="store_true", help="also (512,128,512)")
+    parser.add_argument(
+        "--large", action="store_true", help="also (512,128,512) and (1000,128,768), minutes each"
+    )
     parser.add_argument(
         "--peers", action="store_true", help="also cvxpy on large problems, 5 minutes each"
     )
+    parser.add_argument("--threads", type=int, default=1, help="of ours, on large problems")
     parser.add_argument("--only", choices=["small", "middle", "large", "growth"])
     parser.add_argument("--one", help=argparse.SUPPRESS)  # a single case, in its own process
     options = parser.parse_args()
@@ -112,9 +115,11 @@ def middle(_: argparse.Namespace) -> None:
 
 
 def sizes(options: argparse.Namespace) -> None:
-    print("\n## Large problems, each in its own process, the peak memory of which is shown\n")
+    print("\n## Large problems, each in its own process, the peak memory of which is shown")
+    print(f"CPU s is CPU time; s is wall-clock time on {options.threads} thread(s)\n")
     header(
-        "n,T,d", "constraints", "weights", "p", "status", "gap", "s", "Newton", "CG", "GB", "cvxpy"
+        *("n,T,d", "constraints", "weights", "p", "status", "gap", "CPU s", "s"),
+        *("Newton", "CG", "GB", "cvxpy"),
     )
     cases: list[tuple[tuple[int, int, int], tuple[float, ...]]] = [
         ((50, 30, 50), (1.1, 1.5, 2.0, 3.0, 5.0, 10.0)),
@@ -122,11 +127,12 @@ def sizes(options: argparse.Namespace) -> None:
         ((256, 64, 256), (1.1, 1.5, 2.0, 3.0, 5.0, 10.0)),
     ]
     if options.large:
-        cases.append(((512, 128, 512), (1.1, 1.5, 2.0, 3.0)))
+        cases.append(((512, 128, 512), (1.1, 1.5, 2.0, 3.0, 5.0, 10.0)))
+        cases.append(((1000, 128, 768), (2.0,)))
     for shape, exponents in cases:
         n, T, d = shape
         for p in exponents:
-            ours = apart(shape=shape, p=p, solver="ours")
+            ours = apart(shape=shape, p=p, solver="ours", threads=options.threads)
             assert ours is not None
             peer = "not run"
             if options.peers and p in PEER_CASES.get(shape, ()):
@@ -139,6 +145,7 @@ def sizes(options: argparse.Namespace) -> None:
                 ours["status"],
                 f"{ours['gap']:.0e}",
                 f"{ours['seconds']:.2f}",
+                f"{ours['wall']:.2f}",
                 f"{ours['newton']}",
                 f"{ours['cg']}",
                 f"{ours['gb']:.2f}",
@@ -242,7 +249,8 @@ def per_problem(
     return seconds
 
 
-def one(shape: tuple[int, int, int], p: float, solver: str) -> dict[str, object]:
+def one(shape: tuple[int, int, int], p: float, solver: str, threads: int = 1) -> dict[str, object]:
+    torch.set_num_threads(threads)
     X, z, tokens = (x[0] for x in data(1, *shape))
     if solver == "cvxpy":
         resource.setrlimit(resource.RLIMIT_CPU, (PEER_SECONDS, PEER_SECONDS))
@@ -255,13 +263,16 @@ def one(shape: tuple[int, int, int], p: float, solver: str) -> dict[str, object]
         except (MemoryError, RuntimeError) as error:  # torch says RuntimeError
             return {"failed": str(error)}
         return {"seconds": time.process_time() - start}
+    start = time.perf_counter()
     solution, seconds = timed(lambda: mh.attention_svm(X, z, tokens, p), repeat=1)
+    wall = time.perf_counter() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     assert solution.check(X, z, tokens)
     return {
         "status": solution.status,
         "gap": float(solution.gap),
         "seconds": seconds,
+        "wall": wall,
         "newton": int(solution.iterations),
         "cg": int(solution.inner_iterations),
         "gb": peak,

@@ -54,6 +54,7 @@ def test_a_batch_in_several_calls_is_the_same(monkeypatch):
     assert whole.W.equal(parts.W) and whole.iterations.equal(parts.iterations)
 
 
+@pytest.mark.slow
 @given(
     p=st.sampled_from([1.02, 1.3, 2.0, 4.0, 100.0]),
     shape=st.tuples(st.integers(1, 5), st.integers(2, 6), st.integers(2, 7)),

@@ -58,6 +58,7 @@ def test_short_cuts_on_nasty_problems(name, p, monkeypatch):
     assert_same(fast, mh.attention_svm(*data, p), *data)
 
 
+@pytest.mark.slow
 def test_short_cuts_on_infeasible_problems(monkeypatch):
     monkeypatch.setattr(_interior_point, "SHORTCUT_ROWS", 0)
     X, z, tokens = hopeless("selected token in the hull of the others", 10)

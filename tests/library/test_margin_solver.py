@@ -133,6 +133,7 @@ def test_check_refutes_false_claims():
     assert not solution.check(X, z, (tokens + 1) % 5)  # of another problem
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     n=st.integers(1, 6),
@@ -149,6 +150,7 @@ def test_any_shape_is_either_solved_or_refuted(n, T, d, p, scale, seed):
     assert solution.check(scale * X, z, tokens)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(
     near=st.sampled_from([1e-2, 1e-3, 1e-4, 1e-5]),
@@ -166,6 +168,7 @@ def test_near_infeasible_and_near_duplicate(near, p, seed):
     assert solution.check(X, z, tokens)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(
     n=st.integers(1, 40),

@@ -1,6 +1,7 @@
 """The operator and the three linear systems against dense algebra, and large problems."""
 
 import dataclasses
+import threading
 
 import pytest
 import torch
@@ -52,6 +53,32 @@ def test_chunked_methods_do_not_depend_on_the_chunks(monkeypatch):
     whole = A.block_gram(h), A.column_sizes()
     monkeypatch.setattr("mirrorhead.margin._constraints._CHUNK", 1)
     torch.testing.assert_close((A.block_gram(h), A.column_sizes()), whole)
+
+
+@pytest.mark.parametrize("heavy", [0, 4])
+def test_blocks_on_several_threads_are_the_same_to_the_bit(heavy, monkeypatch):
+    A = random_blocks(1, 7, 5, 6, 6)
+    g = generator(2)
+    h, e, r = (torch.rand(1, k, generator=g, dtype=torch.float64) for k in (36, 35, 35))
+    system = _linear_systems.IterativeSystem(A, grows=True, heavy=heavy)
+    alone = system._preconditioner(h, e)(r)
+    monkeypatch.setattr(_linear_systems, "SHARED_FROM", 0)
+    used = set()
+    solve = torch.linalg.solve_triangular
+
+    def watched(*args, **options):
+        used.add(threading.get_ident())
+        return solve(*args, **options)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        monkeypatch.setattr(torch.linalg, "solve_triangular", watched)
+        shared = system._preconditioner(h, e)(r)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(shared, alone)
+    assert used - {threading.get_ident()}
 
 
 @pytest.mark.parametrize("spread", [0, 6, 12])
@@ -143,6 +170,7 @@ def test_svm_with_many_more_samples_than_features(p):
     assert solution.support.sum() <= 9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [1.2, 2, 4])
 def test_svm_with_many_samples_and_features(p):
     g = generator(6)
@@ -154,6 +182,7 @@ def test_svm_with_many_samples_and_features(p):
     assert solution.check(features, labels)
 
 
+@pytest.mark.slow
 def test_nasty_problems_by_conjugate_gradients(monkeypatch):
     """What the iterative schedule leaves, the factored ones finish."""
     schedules = _interior_point._SCHEDULES

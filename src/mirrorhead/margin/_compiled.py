@@ -57,14 +57,12 @@ class _Rule(ctypes.Structure):
 
 @dataclass(frozen=True, eq=False)
 class KernelResult:
-    """Where the runs of a batch ended; w, lam and gap say nothing where `lost`."""
+    """Where the runs of a batch ended; w, lam and gap say nothing where the verdict is LOST."""
 
     w: Tensor  # (B, N)
     lam: Tensor  # (B, m)
     gap: Tensor  # (B,)
-    solved: Tensor  # (B,) bool, as the next two
-    infeasible: Tensor
-    lost: Tensor
+    verdict: Tensor  # (B,), values of `Verdict`
     iterations: Tensor  # (B,)
 
 
@@ -112,15 +110,7 @@ def solve(
             warm = start is not None
             if solve_margins(*pointers, *sizes, p, tol, warm, ctypes.byref(rule)):
                 raise MemoryError("no memory for the working space of one problem")
-    return KernelResult(
-        w,
-        lam,
-        gap,
-        solved=verdict == Verdict.SOLVED,
-        infeasible=verdict == Verdict.INFEASIBLE,
-        lost=verdict == Verdict.LOST,
-        iterations=iterations,
-    )
+    return KernelResult(w, lam, gap, verdict, iterations)
 
 
 @functools.cache

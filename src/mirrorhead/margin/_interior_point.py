@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mirrorhead.margin import _compiled
+from mirrorhead.margin._compiled import Verdict
 from mirrorhead.margin._constraints import ConstraintMatrix
 from mirrorhead.margin._linear_systems import (
     DENSE_LIMIT,
@@ -39,6 +40,8 @@ INFEASIBLE = 1e-9
 DROP_BELOW, DROP_RATIO, MOST_KEPT = 0.3, 5.0, 0.7
 # With fewer rows than this, neither float32 nor dropping rows saves time.
 SHORTCUT_ROWS = 100
+
+Start = tuple[Tensor, Tensor] | None  # w and lam of a similar problem
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,11 +83,7 @@ _SCHEDULES = (
 
 
 def solve(
-    A: ConstraintMatrix,
-    b: Tensor,
-    p: float,
-    tol: float,
-    start: tuple[Tensor, Tensor] | None = None,
+    A: ConstraintMatrix, b: Tensor, p: float, tol: float, start: Start = None
 ) -> SolverResult:
     r"""Minimise ||w||_p subject to A w >= b for a batch of problems.
 
@@ -99,68 +98,119 @@ def solve(
     >>> result.w / result.w[0, 0]  # both constraints hold with equality: w = b
     tensor([[1.0000, 0.5000]], dtype=torch.float64)
     """
-    result = SolverResult.empty(A, b)
+    run = _Solver(A, b, p, tol, SolverResult.empty(A, b))
     left = torch.arange(A.batch, device=b.device)
     if start is not None:
-        left = _attempt(A, b, p, tol, _SCHEDULES[0], start, result, left)
+        left = run.attempt(_SCHEDULES[0], start, left)
     for schedule in _SCHEDULES:
-        left = _attempt(A, b, p, tol, schedule, None, result, left)
+        left = run.attempt(schedule, None, left)
         if schedule.shortcuts and len(left):
             # Dropped rows may have mattered after all: continue with all of them.
-            so_far = result.w.clone(), result.lam.clone()
-            plain = replace(schedule, shortcuts=False)
-            left = _attempt(A, b, p, tol, plain, so_far, result, left)
-    return result
+            so_far = run.result.w.clone(), run.result.lam.clone()
+            left = run.attempt(replace(schedule, shortcuts=False), so_far, left)
+    return run.result
 
 
-def _attempt(
-    A: ConstraintMatrix,
-    b: Tensor,
-    p: float,
-    tol: float,
-    schedule: Schedule,
-    start: tuple[Tensor, Tensor] | None,
-    result: SolverResult,
-    left: Tensor,
-) -> Tensor:
-    """Run one schedule on the problems named by `left`; return those that remain unsolved."""
-    if len(left) and _compiled.can_solve(A, schedule):
-        return _attempt_compiled(A, b, p, tol, schedule, start, result, left)
-    still = []
-    for index in left.split(problems_at_once(A, schedule.dense_limit)) if len(left) else ():
-        everything = len(index) == A.batch
-        rows = Rows.of(A, b) if everything else Rows.of(A.take(index), b[index])
-        near = None if start is None else (start[0][index], start[1][index])
-        still.append(index[_run(rows, p, tol, schedule, near, result, index)])
-    return torch.cat(still) if still else left
+@dataclass(frozen=True, eq=False)
+class _Solver:
+    """The problems of a batch, and what has been found of them."""
 
+    A: ConstraintMatrix
+    b: Tensor
+    p: float
+    tol: float
+    result: SolverResult
 
-def _attempt_compiled(
-    A: ConstraintMatrix,
-    b: Tensor,
-    p: float,
-    tol: float,
-    schedule: Schedule,
-    start: tuple[Tensor, Tensor] | None,
-    result: SolverResult,
-    left: Tensor,
-) -> Tensor:
-    """The same by the compiled kernel."""
-    if len(left) < A.batch:
-        A, b = A.take(left), b[left]
-        start = None if start is None else (start[0][left], start[1][left])
-    drop = schedule.shortcuts and A.rows >= SHORTCUT_ROWS
-    # The kernel drops row by row, not block by block, so more rows go: twice the ratio.
-    dropping = _compiled.RowDropping(DROP_BELOW if drop else 0.0, 2 * DROP_RATIO, MOST_KEPT)
-    found = _compiled.solve(A, b, p, tol, schedule, start, INFEASIBLE, dropping)
-    result.iterations[left] += found.iterations
-    known = ~found.lost
-    at = left[known]
-    result.w[at], result.lam[at], result.gap[at] = (
-        x[known] for x in (found.w, found.lam, found.gap)
-    )
-    result.infeasible[at] = found.infeasible[known]
-    return left[~(found.solved | found.infeasible)]
+    def attempt(self, schedule: Schedule, start: Start, left: Tensor) -> Tensor:
+        """Run one schedule on the problems named by `left`; return those that remain unsolved."""
+        A, b = self.A, self.b
+        if not len(left):
+            return left
+        if _compiled.can_solve(A, schedule):
+            return self._attempt_compiled(schedule, start, left)
+        still = []
+        for index in left.split(problems_at_once(A, schedule.dense_limit)):
+            everything = len(index) == A.batch
+            rows = Rows.of(A, b) if everything else Rows.of(A.take(index), b[index])
+            near = None if start is None else (start[0][index], start[1][index])
+            still.append(index[self._iterate(rows, schedule, near, index)])
+        return torch.cat(still)
+
+    def _attempt_compiled(self, schedule: Schedule, start: Start, left: Tensor) -> Tensor:
+        """The same by the compiled kernel."""
+        A, b, result = self.A, self.b, self.result
+        if len(left) < A.batch:
+            A, b = A.take(left), b[left]
+            start = None if start is None else (start[0][left], start[1][left])
+        drop = schedule.shortcuts and A.rows >= SHORTCUT_ROWS
+        # The kernel drops row by row, not block by block, so more rows go: twice the ratio.
+        dropping = _compiled.RowDropping(DROP_BELOW if drop else 0.0, 2 * DROP_RATIO, MOST_KEPT)
+        found = _compiled.solve(A, b, self.p, self.tol, schedule, start, INFEASIBLE, dropping)
+        result.iterations[left] += found.iterations
+        solved, infeasible = found.verdict == Verdict.SOLVED, found.verdict == Verdict.INFEASIBLE
+        known = found.verdict != Verdict.LOST
+        at = left[known]
+        result.w[at], result.lam[at] = found.w[known], found.lam[known]
+        result.gap[at], result.infeasible[at] = found.gap[known], infeasible[known]
+        return left[~(solved | infeasible)]
+
+    def _iterate(self, rows: Rows, schedule: Schedule, start: Start, index: Tensor) -> Tensor:
+        """Iterate until every problem has ended; return True where one ended without a conclusion.
+
+        A problem is written to its place `index` in the result and leaves the batch when it ends.
+        """
+        p, tol, result = self.p, self.tol, self.result
+        every = rows
+        shortcuts = schedule.shortcuts and rows.A.rows >= SHORTCUT_ROWS
+        system = make_system(rows.A, schedule.dense_limit, p, shortcuts)
+        x = starting_point(rows.A, rows.b, p, schedule, start)
+        inconclusive = torch.ones(len(index), dtype=torch.bool, device=index.device)
+        here = torch.arange(len(index), device=index.device)
+        for iteration in range(schedule.iterations + 1):
+            gap = rows.gap(x)
+            last = iteration == schedule.iterations
+            if last or not (float(gap.min()) > tol and float(gap.max()) < math.inf):
+                # Some problem may have ended.
+                whole = gap
+                distance = _hull_distance(x, rows)
+                if isinstance(system, RowSystem) and float(distance.min()) < 1e-4:
+                    system.float32 = None  # it cannot distinguish such a distance from 0
+                lost = ~(gap > -1e-3).squeeze(-1)  # overflow or worse: the point says nothing
+                infeasible = (distance < INFEASIBLE) & (gap == math.inf).squeeze(-1) & ~lost
+                solved = ((x.p == p) & (gap <= tol)).squeeze(-1)
+                ended = infeasible | lost | solved | last
+                if bool(ended.any()):
+                    if rows is not every:  # the dropped rows have to hold as well
+                        whole = x.gap(rows.pairing(x), every.margin(every.A.apply(x.w)))
+                        solved &= (whole <= tol).squeeze(-1)
+                    done = ended.nonzero().squeeze(-1)
+                    at = index[here[done]]
+                    result.iterations[at] += iteration
+                    result.inner[at] += system.steps
+                    done = done[~lost[done]]
+                    at = index[here[done]]
+                    result.w[at], result.gap[at] = x.w[done], whole[done].squeeze(-1)
+                    result.lam[at] = every.b.new_zeros(len(done), every.A.rows).scatter_(
+                        1, rows.place[done], x.lam[done]
+                    )
+                    result.infeasible[at] = infeasible[done]
+                    inconclusive[here[done]] = ~(solved | infeasible)[done]
+                    keep = (~ended).nonzero().squeeze(-1)
+                    if len(keep) == 0:
+                        break
+                    same = rows is every
+                    rows, system, here = rows.take(keep), system.take(keep), here[keep]
+                    every = rows if same else every.take(keep)
+                    x = x.take(keep)
+                    gap = rows.gap(x)
+            may_drop = shortcuts and iteration > 0 and float(gap.max()) < DROP_BELOW
+            if may_drop and isinstance(system, RowSystem):
+                kept = _rows_that_matter(x, system.gram, rows.A, p)
+                if kept is not None:
+                    x, rows = _drop_rows(x, rows, kept, p)
+                    system = system.keep_rows(rows.A)
+            x = newton_step(x, rows.A, rows.b, system, p, schedule, gap)
+        return inconclusive
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,72 +247,6 @@ class Rows:
 
     def pairing(self, x: Iterate) -> Tensor:
         return (self.b * x.lam).sum(-1, keepdim=True)
-
-
-def _run(
-    rows: Rows,
-    p: float,
-    tol: float,
-    schedule: Schedule,
-    start: tuple[Tensor, Tensor] | None,
-    result: SolverResult,
-    index: Tensor,
-) -> Tensor:
-    """Iterate until every problem has ended; return True where one ended without a conclusion.
-
-    A problem is written to its place `index` in the result and leaves the batch when it ends.
-    """
-    every = rows
-    shortcuts = schedule.shortcuts and rows.A.rows >= SHORTCUT_ROWS
-    system = make_system(rows.A, schedule.dense_limit, p, shortcuts)
-    x = starting_point(rows.A, rows.b, p, schedule, start)
-    inconclusive = torch.ones(len(index), dtype=torch.bool, device=index.device)
-    here = torch.arange(len(index), device=index.device)
-    for iteration in range(schedule.iterations + 1):
-        gap = rows.gap(x)
-        last = iteration == schedule.iterations
-        if last or not (float(gap.min()) > tol and float(gap.max()) < math.inf):
-            # Some problem may have ended.
-            whole = gap
-            distance = _hull_distance(x, rows)
-            if isinstance(system, RowSystem) and float(distance.min()) < 1e-4:
-                system.float32 = None  # it cannot distinguish such a distance from 0
-            lost = ~(gap > -1e-3).squeeze(-1)  # overflow or worse: the point says nothing
-            infeasible = (distance < INFEASIBLE) & (gap == math.inf).squeeze(-1) & ~lost
-            solved = ((x.p == p) & (gap <= tol)).squeeze(-1)
-            ended = infeasible | lost | solved | last
-            if bool(ended.any()):
-                if rows is not every:  # the dropped rows have to hold as well
-                    whole = x.gap(rows.pairing(x), every.margin(every.A.apply(x.w)))
-                    solved &= (whole <= tol).squeeze(-1)
-                done = ended.nonzero().squeeze(-1)
-                at = index[here[done]]
-                result.iterations[at] += iteration
-                result.inner[at] += system.steps
-                done = done[~lost[done]]
-                at = index[here[done]]
-                result.w[at], result.gap[at] = x.w[done], whole[done].squeeze(-1)
-                result.lam[at] = every.b.new_zeros(len(done), every.A.rows).scatter_(
-                    1, rows.place[done], x.lam[done]
-                )
-                result.infeasible[at] = infeasible[done]
-                inconclusive[here[done]] = ~(solved | infeasible)[done]
-                keep = (~ended).nonzero().squeeze(-1)
-                if len(keep) == 0:
-                    break
-                same = rows is every
-                rows, system, here = rows.take(keep), system.take(keep), here[keep]
-                every = rows if same else every.take(keep)
-                x = x.take(keep)
-                gap = rows.gap(x)
-        may_drop = shortcuts and iteration > 0 and float(gap.max()) < DROP_BELOW
-        if may_drop and isinstance(system, RowSystem):
-            kept = _rows_that_matter(x, system.gram, rows.A, p)
-            if kept is not None:
-                x, rows = _drop_rows(x, rows, kept, p)
-                system = system.keep_rows(rows.A)
-        x = newton_step(x, rows.A, rows.b, system, p, schedule, gap)
-    return inconclusive
 
 
 def _hull_distance(x: Iterate, rows: Rows) -> Tensor:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Literal, Protocol
 
 import torch
@@ -21,6 +23,8 @@ DENSE_LIMIT, LAST_RESORT = 700, 4000
 BUDGET = 1 << 19
 # The columns kept for the preconditioner have at most this many numbers (600 MB).
 COLUMN_BUDGET = 75 << 20
+# Blocks of this many numbers in all take milliseconds, far longer than handing them to threads.
+SHARED_FROM = 1 << 20
 # A step that may be wrong by this much is solved in float32.
 FLOAT32_ACCURACY = 1e-5
 
@@ -264,9 +268,21 @@ class IterativeSystem:
             h[0, heavy] = 0
         K = A.block_gram(h)
         K.diagonal(dim1=-2, dim2=-1).add_(e.view(B, n, R))
-        L = cholesky(K)
+        L = K.new_empty(K.shape)
+        _share_blocks(lambda at: L[:, at].copy_(cholesky(K[:, at])), n, R)
+
+        def solve_blocks(x: Tensor, upper: bool) -> Tensor:
+            """L^-1 x or L'^-1 x for x of shape (B, n, R, 1)."""
+            y, factor = torch.empty_like(x), L.mT if upper else L
+
+            def solve(at: slice) -> None:
+                y[:, at] = torch.linalg.solve_triangular(factor[:, at], x[:, at], upper=upper)
+
+            _share_blocks(solve, n, R)
+            return y
+
         if heavy is None:
-            return lambda r: cholesky_solve(L, r.view(B, n, R)).view(B, -1)
+            return lambda r: solve_blocks(solve_blocks(r.view(B, n, R, 1), False), True).view(B, -1)
         Y = K.new_empty(B, n, R, self.heavy)
         for at in A.chunks(R * self.heavy):
             columns = A.take_columns(heavy, at).mul_(root)
@@ -277,13 +293,31 @@ class IterativeSystem:
         small = cholesky(M)
 
         def precondition(r: Tensor) -> Tensor:
-            half = torch.linalg.solve_triangular(L, r.view(B, n, R, 1), upper=False)
-            flat = half.view(B, n * R, 1)
+            flat = solve_blocks(r.view(B, n, R, 1), False).view(B, n * R, 1)
             flat = flat - Y @ torch.cholesky_solve(Y.mT @ flat, small)
-            half = flat.view(B, n, R, 1)
-            return torch.linalg.solve_triangular(L.mT, half, upper=True).view(B, -1)
+            return solve_blocks(flat.view(B, n, R, 1), True).view(B, -1)
 
         return precondition
+
+
+@cache
+def _threads(count: int, process: int) -> ThreadPoolExecutor:
+    """Threads do not survive a fork, so that each process has its own."""
+    return ThreadPoolExecutor(count, "mirrorhead-blocks")
+
+
+def _share_blocks(work: Callable[[slice], object], n: int, R: int) -> None:
+    """Do `work` for all of n blocks, R x R; large ones on as many threads as torch may use.
+
+    torch goes through the matrices of a batch one by one when it factors them or solves with them.
+    """
+    count = min(torch.get_num_threads(), n)
+    if count == 1 or n * R * R < SHARED_FROM:
+        work(slice(0, n))
+        return
+    parts = [slice(k * n // count, (k + 1) * n // count) for k in range(count)]
+    for done in [_threads(count, os.getpid()).submit(work, part) for part in parts]:
+        done.result()
 
 
 def _conjugate_gradients(
