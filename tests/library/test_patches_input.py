@@ -312,6 +312,7 @@ class TestHostileFiles:
             with pytest.raises(mh.PatchError, match="cannot be read"):
                 mh.Patch.load(tmp_path / "p")
 
+    @pytest.mark.slow
     @settings(max_examples=200)
     @given(st.data())
     def test_truncated_or_damaged_anywhere(self, data: st.DataObject) -> None:

@@ -94,6 +94,11 @@ class Checkpoint:
         """The tensor's numbers in order: (position of the first, flat tensor on the CPU)."""
         raise NotImplementedError
 
+    def read(self, name: str) -> Tensor:
+        """All of the tensor's numbers, flat, in memory of their own."""
+        nothing = torch.zeros(0, dtype=DTYPES[self.infos[name].dtype])
+        return torch.cat([nothing, *(piece for _, piece in self.pieces(name))])
+
 
 class MemoryCheckpoint(Checkpoint):
     """A model or a state dict."""

@@ -111,16 +111,16 @@ class _Malformed(Exception):
 
 
 def _decoded(file: FileCheckpoint, content: Any) -> dict[str, TensorPatch]:
-    streams = {name: _Stream(name, _whole(file, name)) for name in file.infos}
-    if "index" not in streams:
+    left = {name: _whole(file, name) for name in file.infos}  # what has not been taken yet
+    if "index" not in left:
         raise _Malformed("it has no tensor 'index'")
-    for name, stream in streams.items():
+    for name, data in left.items():
         kind, _, dtype = name.partition(".")
         expected = DTYPES.get(dtype) if kind in ("values", "originals") else torch.uint8
-        if stream.data.dtype != expected or (kind not in ("values", "originals", "index")):
+        if data.dtype != expected or (kind not in ("values", "originals", "index")):
             raise _Malformed(f"tensor {name!r} does not belong there")
-    gaps = decode_gaps(streams.pop("index").data.numpy())
-    reversible = any(name.startswith("originals.") for name in streams)
+    gaps = decode_gaps(left.pop("index").numpy())
+    reversible = any(name.startswith("originals.") for name in left)
     tensors: dict[str, TensorPatch] = {}
     taken = 0
     for record in content["tensors"]:
@@ -135,14 +135,14 @@ def _decoded(file: FileCheckpoint, content: Any) -> dict[str, TensorPatch]:
         base, result = _hash(record["base"]), _hash(record["result"])
         if base is None and index is not None:
             raise _Malformed(f"tensor {name!r} is new, but not whole")
-        values = _take(streams, f"values.{info.dtype}", count)
+        values = _take(left, f"values.{info.dtype}", count)
         old = base is not None and reversible
-        originals = _take(streams, f"originals.{info.dtype}", count) if old else None
+        originals = _take(left, f"originals.{info.dtype}", count) if old else None
         for part in (values, originals):
             if part is not None and part.is_floating_point() and part.float().isnan().any():
                 raise _Malformed(f"tensor {name!r} contains NaN")
         tensors[name] = TensorPatch(info, index, values, originals, base, result)
-    if taken != len(gaps) or any(stream.rest for stream in streams.values()):
+    if taken != len(gaps) or any(len(data) for data in left.values()):
         raise _Malformed("it holds more numbers than its tensors need")
     return tensors
 
@@ -200,32 +200,20 @@ def positions(gaps: np.ndarray, size: int, name: str) -> Tensor:
     return torch.from_numpy(index)
 
 
-class _Stream:
-    """A stored tensor that is taken from its start, part by part."""
-
-    def __init__(self, name: str, data: Tensor) -> None:
-        self.name, self.data, self.at = name, data, 0
-
-    @property
-    def rest(self) -> int:
-        return len(self.data) - self.at
-
-
-def _take(streams: dict[str, _Stream], name: str, count: int) -> Tensor:
+def _take(left: dict[str, Tensor], name: str, count: int) -> Tensor:
+    """Take the first numbers that are left of a stored tensor."""
     if count == 0:
         return torch.zeros(0, dtype=DTYPES[name.partition(".")[2]])
-    stream = streams.get(name)
-    if stream is None or stream.rest < count:
+    if name not in left or len(left[name]) < count:
         raise _Malformed(f"tensor {name!r} holds fewer than the {count:,} numbers that it needs")
-    stream.at += count
-    return stream.data[stream.at - count : stream.at]
+    taken, left[name] = left[name][:count], left[name][count:]
+    return taken
 
 
 def _whole(file: FileCheckpoint, name: str) -> Tensor:
     if len(file.infos[name].shape) != 1:
         raise _Malformed(f"tensor {name!r} has shape {list(file.infos[name].shape)}, not one axis")
-    dtype = DTYPES[file.infos[name].dtype]
-    return torch.cat([torch.zeros(0, dtype=dtype), *(piece for _, piece in file.pieces(name))])
+    return file.read(name)
 
 
 def _natural(value: Any, what: str) -> int:

@@ -66,14 +66,10 @@ def _merged_tensor(parts: Sequence[TensorPatch], method: str, count: int) -> Ten
     present = torch.zeros(len(index), dtype=torch.int64)
     for row, (part, place) in enumerate(zip(parts, places, strict=True)):
         assert part.originals is not None
-        originals[place], exact[place] = part.originals, part.values
-        changes[row, place] = part.values.double() - part.originals.double()
-        present[place] += bits(part.values) != bits(part.originals)
-        # `exact` is read only where one patch changes the weight; let that patch write it last.
-    for part, place in zip(parts, places, strict=True):
-        assert part.originals is not None
         moved = bits(part.values) != bits(part.originals)
-        exact[place[moved]] = part.values[moved]
+        originals[place], exact[place[moved]] = part.originals, part.values[moved]
+        changes[row, place] = part.values.double() - part.originals.double()
+        present[place] += moved
     change = _change(changes, method, count)
     values = (originals.double() + change).to(dtype)
     alone = present == 1

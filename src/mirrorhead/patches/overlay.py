@@ -15,18 +15,23 @@ from mirrorhead.patches.selection import few
 
 def overlaid(start: int, piece: Tensor, index: Tensor | None, values: Tensor) -> Tensor:
     """A copy of the piece at `start` of a flat tensor, with the values at these positions."""
+    here = _span(start, piece, index)
     if index is None:
-        return values[start : start + len(piece)]
-    low, high = span(start, piece, index)
+        return values[here]
     piece = piece.clone()
-    piece[index[low:high] - start] = values[low:high]
+    piece[index[here] - start] = values[here]
     return piece
 
 
-def span(start: int, piece: Tensor, index: Tensor) -> tuple[int, int]:
-    """Which of the ascending positions lie in the piece: from the first to before the second."""
-    ends = torch.searchsorted(index, torch.tensor([start, start + len(piece)]))
-    return int(ends[0]), int(ends[1])
+def picked(start: int, piece: Tensor, index: Tensor | None) -> Tensor:
+    """The numbers of the piece at `start` of a flat tensor that stand at these positions."""
+    return piece if index is None else piece[index[_span(start, piece, index)] - start]
+
+
+def _span(start: int, piece: Tensor, index: Tensor | None) -> slice:
+    """Which of the ascending positions (None: all) lie in the piece."""
+    ends = torch.tensor([start, start + len(piece)])
+    return slice(*(ends if index is None else torch.searchsorted(index, ends)).tolist())
 
 
 def digests(
@@ -108,11 +113,7 @@ def _equal(one: TensorPatch, other: TensorPatch) -> bool:
 
 def _holds(target: Checkpoint, name: str, patch: TensorPatch) -> bool:
     for start, piece in target.pieces(name):
-        if patch.index is None:
-            here, wanted = piece, patch.values[start : start + len(piece)]
-        else:
-            low, high = span(start, piece, patch.index)
-            here, wanted = piece[patch.index[low:high] - start], patch.values[low:high]
-        if not torch.equal(bits(here), bits(wanted)):
+        wanted = patch.values[_span(start, piece, patch.index)]
+        if not torch.equal(bits(picked(start, piece, patch.index)), bits(wanted)):
             return False
     return True

@@ -25,7 +25,7 @@ from mirrorhead.patches.checkpoints import (
     open_checkpoint,
 )
 from mirrorhead.patches.file_format import TensorPatch, decode, encode
-from mirrorhead.patches.overlay import check_applicable, check_revertible, digests
+from mirrorhead.patches.overlay import check_applicable, check_revertible, digests, picked
 from mirrorhead.patches.selection import (
     Changes,
     Progress,
@@ -250,7 +250,7 @@ class Patch:
         tensors = {}
         for name, patch in self.tensors.items():
             if not patch.added:
-                pieces = [_inside(patch.index, start, p) for start, p in source.pieces(name)]
+                pieces = [picked(start, p, patch.index) for start, p in source.pieces(name)]
                 patch = replace(patch, originals=torch.cat(pieces))
             tensors[name] = patch
         return replace(self, tensors=tensors)
@@ -494,34 +494,14 @@ def _whole_tensors(
     found = {}
     for name in names:
         if any(len(change.index) for change in changes_of(base, tuned, name)):
-            before, after = _read(base, name), _read(tuned, name)
+            before, after = base.read(name), tuned.read(name)
             found[name] = TensorPatch(base.infos[name], None, after, before, _NO_HASH, _NO_HASH)
     for name in added:
-        values = _read(tuned, name)
+        values = tuned.read(name)
         if values.is_floating_point() and bool(values.float().isnan().any()):
             raise PatchError(f"{tuned.label}: tensor {name!r} contains NaN")
         found[name] = TensorPatch(tuned.infos[name], None, values, None, None, _NO_HASH)
     return found
-
-
-def _read(checkpoint: Checkpoint, name: str) -> Tensor:
-    # Pieces of a model in memory are views: a patch must not follow the model's later steps.
-    pieces = [piece for _, piece in checkpoint.pieces(name)]
-    return torch.cat(pieces).clone() if pieces else _nothing(checkpoint, name)
-
-
-def _nothing(checkpoint: Checkpoint, name: str) -> Tensor:
-    from mirrorhead.patches.checkpoints import DTYPES
-
-    return torch.zeros(0, dtype=DTYPES[checkpoint.infos[name].dtype])
-
-
-def _inside(index: Tensor | None, start: int, piece: Tensor) -> Tensor:
-    """The numbers of a piece that stand at the given positions."""
-    if index is None:
-        return piece.clone()
-    low, high = torch.searchsorted(index, torch.tensor([start, start + len(piece)])).tolist()
-    return piece[index[low:high] - start]
 
 
 def _places(tensor: Tensor, index: Tensor) -> tuple[Tensor, ...]:
