@@ -1,0 +1,150 @@
+"""Is MirrorAdam a better AdamW? A GPT of 4 blocks, 128 wide, on the characters of IMDb's reviews.
+
+    python benchmarks/language_model.py run     # resumes where it stopped; four hours of one core
+    python benchmarks/language_model.py table   # what the results say so far
+    python benchmarks/language_model.py moves   # how far weights of different size move, by p
+    python benchmarks/language_model.py rates   # equal learning rates for all, on a smaller model
+
+The runs, the rule of tuning and the file are those of `mirrorhead.lab.evaluation.language_results`;
+the report and docs/language-models.md show them. `--merge FILE` adds the runs of another file.
+"""
+
+from __future__ import annotations
+
+import argparse
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, stdev
+
+import torch
+from filelock import FileLock
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mirrorhead.lab.evaluation.language_results import (
+    FILE,
+    METHODS,
+    RATES,
+    append_run,
+    chosen_rate,
+    compute,
+    load_runs,
+    missing,
+)
+from mirrorhead.lab.models.gpt import GPTSettings
+from mirrorhead.lab.training.language_model import Corpus, LanguageSettings, loss_of, train
+
+RESULTS = Path(__file__).parents[1] / "results" / FILE
+SETTINGS = LanguageSettings()
+
+
+def run(options: argparse.Namespace) -> None:
+    """Compute what is missing, one run at a time; each is stored as soon as it is finished."""
+    path: Path = options.results
+    path.parent.mkdir(parents=True, exist_ok=True)  # of the lock
+    with FileLock(f"{path}.lock", timeout=0):
+        runs = load_runs(path)
+        for key, other in load_runs(options.merge).items() if options.merge else ():
+            if key not in runs:
+                runs[key] = other
+                append_run(path, other)
+        corpus = None
+        for _ in range(options.limit):
+            key = next(missing(runs), None)
+            if key is None:
+                break
+            corpus = corpus or Corpus.of_imdb(SETTINGS)
+            done = compute(corpus, SETTINGS, *key)
+            runs[key] = done
+            append_run(path, done)
+            print(f"{key} validation {done.validation} test {done.test}", flush=True)
+
+
+def table(options: argparse.Namespace) -> None:
+    """Print the mean test loss by method and rate, with the number of seeds."""
+    runs = load_runs(options.results)
+    print(f"{'':28}" + "".join(f"{lr:>16g}" for lr in sorted(RATES)))
+    for name in METHODS:
+        cells = []
+        for lr in sorted(RATES):
+            found = [r for r in runs.values() if (r.method, r.lr) == (name, lr)]
+            losses = [r.test for r in found if r.test is not None]
+            star = "*" if chosen_rate(runs, name) == lr else " "
+            cells.append(f"{fmean(losses):.4f}{star} ({len(losses)})" if losses else "-")
+        print(f"{name:28}" + "".join(f"{cell:>16}" for cell in cells))
+
+
+def moves(options: argparse.Namespace) -> None:
+    """Print the mean change of a weight per step, over lr, by its size over the first rms r."""
+    short = LanguageSettings(steps=200, record_every=200)
+    corpus = Corpus.of_imdb(short)
+    sizes = (*(f"{a:g}-{b:g}" for a, b in pairwise((0, *EDGES))), f"> {EDGES[-1]:g}")
+    print(f"{'|w| / r':28}" + "".join(f"{size:>12}" for size in sizes))
+    for name, method in METHODS.items():
+        steps = Steps()
+        train(corpus, short, method, 1e-3, 0, steps)
+        print(f"{name:28}" + "".join(f"{x:12.3f}" for x in steps.means()), flush=True)
+
+
+def rates(options: argparse.Namespace) -> None:
+    """Print the test loss of a GPT of 2 blocks, 64 wide, by method and rate, over three seeds."""
+    small = LanguageSettings(GPTSettings(dim=64, layers=2), 600, 8, 600)
+    corpus = Corpus.of_imdb(small)
+    print(f"{'':28}" + "".join(f"{lr:>18g}" for lr in sorted(RATES)))
+    for name, method in METHODS.items():
+        if options.methods and name not in options.methods:
+            continue
+        print(f"{name:28}", end="", flush=True)
+        for lr in sorted(RATES):
+            models = [train(corpus, small, method, lr, seed).model for seed in range(3)]
+            losses = [loss_of(model, corpus.test) for model in models]
+            print(f"{f'{fmean(losses):.3f} ± {stdev(losses):.3f}':>18}", end="", flush=True)
+        print(flush=True)
+
+
+EDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+
+
+class Steps:
+    """The steps of all matrices in the second half of a short run, by the size of the weight."""
+
+    def __init__(self) -> None:
+        self.before: dict[str, Tensor] = {}
+        self.rms: dict[str, float] = {}
+        self.sums, self.counts = torch.zeros(2, len(EDGES) + 1, dtype=torch.float64)
+
+    def __call__(self, step: int, model: nn.Module, optimizer: Optimizer) -> None:
+        for name, weight in model.named_parameters():
+            if weight.ndim < 2 or name == "tokens.weight":  # rows of other characters do not move
+                continue
+            now = weight.detach().clone()
+            self.rms.setdefault(name, float(now.square().mean().sqrt()))
+            if step >= 100:
+                before = self.before[name]
+                place = torch.bucketize(before.abs() / self.rms[name], torch.tensor(EDGES))
+                moved = (now - before).abs().double() / optimizer.param_groups[0]["lr"]
+                self.sums += torch.bincount(place.flatten(), moved.flatten(), len(self.sums))
+                self.counts += torch.bincount(place.flatten(), minlength=len(self.sums))
+            self.before[name] = now
+
+    def means(self) -> list[float]:
+        return (self.sums / self.counts).tolist()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    actions = {"run": run, "table": table, "moves": moves, "rates": rates}
+    parser.add_argument("action", choices=actions)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the file of runs")
+    parser.add_argument("--merge", type=Path, help="run: add the runs of this file first")
+    parser.add_argument("--limit", type=int, default=1_000, help="run: stop after this many runs")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, help="rates: only these")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    actions[options.action](options)
+
+
+if __name__ == "__main__":
+    main()
