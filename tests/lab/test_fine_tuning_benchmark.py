@@ -1,0 +1,108 @@
+"""benchmarks/fine_tuning.py on a tiny BERT: the plan, the choice of rates, what a run measures."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mirrorhead.lab.datasets import LabelledTexts, Sentences
+from mirrorhead.lab.models.pretrained import PretrainedClassifier
+from tiny_bert import WORDS, tiny_bert
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "fine_tuning.py"
+METHODS = ("AdamW", "MirrorAdam p=1.5", "MirrorAdam p=1.1")
+
+
+@pytest.fixture(scope="module")
+def bench() -> Any:
+    spec = importlib.util.spec_from_file_location("benchmark_of_fine_tuning", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def toy() -> Sentences:
+    rng = np.random.default_rng(0)
+
+    def part(count: int) -> LabelledTexts:
+        labels = rng.integers(2, size=count)
+        texts = (
+            " ".join([WORDS[3 * k + rng.integers(3)], *rng.choice(WORDS[6:], 3)]) for k in labels
+        )
+        return LabelledTexts(tuple(texts), labels)
+
+    return Sentences("imdb", ("negative", "positive"), part(40), part(12), part(12))
+
+
+def test_every_method_has_the_same_tuning_and_validation_chooses(bench: Any) -> None:
+    done: list[dict[str, Any]] = []
+    while True:
+        known = {bench.Run(d["method"], d["lr"], d["seed"], d["final"]) for d in done}
+        run = next((run for run in bench.planned(done) if run not in known), None)
+        if run is None:
+            break
+        validation = 0.8 if run.lr == bench.RATES[-1] else 0.9
+        done.append({**vars(run), "validation": validation})
+    assert bench.METHODS == METHODS
+    assert len(done) == len(METHODS) * (len(bench.RATES) + len(bench.SEEDS))
+    assert [d["final"] for d in done] == sorted(d["final"] for d in done)  # tuning comes first
+    smallest = bench.RATES[0]  # of equals
+    assert all(bench.chosen(method, done) == smallest for method in METHODS)
+    assert {d["lr"] for d in done if d["final"]} == {smallest}
+    assert bench.chosen("AdamW", done[:2]) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_measures_accuracy_pruning_and_attention(
+    bench: Any, tmp_path: Path, method: str
+) -> None:
+    folder = tiny_bert(tmp_path / "bert")
+    found = bench.perform(bench.Run(method, 1e-3, 0, True), folder, toy())
+    assert found["method"] == method and 0 <= found["test"] <= 1
+    assert list(found["pruned"]) == ["0.2", "0.4", "0.6", "0.8"]
+    assert 0 < found["attention"]["entropy"] <= 1
+    assert 0 < found["attention"]["one_hot"] <= 1
+    tuning = bench.perform(bench.Run(method, 1e-3, 0, False), folder, toy())
+    assert "test" not in tuning  # tuning never reads the test set
+    assert tuning["validation"] == found["validation"]
+
+
+def test_the_smallest_weights_are_pruned_in_a_copy(bench: Any, tmp_path: Path) -> None:
+    model = PretrainedClassifier(tiny_bert(tmp_path), 2)
+    before = {name: m.detach().clone() for name, m in model.train_matrices().items()}
+    lighter = bench.pruned(model, 0.6).train_matrices()
+    for name, matrix in before.items():
+        kept = lighter[name] != 0
+        assert int((~kept).sum()) == round(0.6 * matrix.numel())
+        assert float(matrix[kept].abs().min()) >= float(matrix[~kept].abs().max())
+        assert torch.equal(lighter[name][kept], matrix[kept])
+        assert torch.equal(model.train_matrices()[name], matrix)
+
+
+@pytest.mark.parametrize(
+    ("gain", "word"), [(0.1, "holds"), (0.0, "does not hold"), (-0.1, "does not hold")]
+)
+def test_the_verdict_can_come_out_each_way(bench: Any, gain: float, word: str) -> None:
+    done = []
+    for method, more in zip(METHODS, (0.0, gain, gain), strict=True):
+        for seed in range(3):
+            kept = dict.fromkeys(("0.4", "0.6"), 0.7 + 1e-3 * seed + more)
+            line = {"method": method, "final": True, "test": 0.85 + 1e-3 * seed, "pruned": kept}
+            done.append(line)
+    assert bench.verdict(done, METHODS[1]).endswith(f"Verdict: {word}.")
+    assert bench.verdict(done[:4], METHODS[1]) == f"{METHODS[1]}: not finished"
+
+
+def test_a_line_that_was_cut_short_is_ignored(bench: Any, tmp_path: Path) -> None:
+    (tmp_path / "r.jsonl").write_text('{"a": 1}\n{"a": ')
+    assert bench.lines(tmp_path / "r.jsonl") == [{"a": 1}]
+    assert bench.lines(tmp_path / "none.jsonl") == []
