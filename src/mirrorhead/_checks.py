@@ -57,6 +57,29 @@ def as_tensor(name: str, value: object, like: Tensor | None = None) -> Tensor:
     return x
 
 
+def check_mask(mask: object, X: Tensor) -> Tensor:
+    """A mask of the tokens X (..., n, T, d): bool, (..., n, T)."""
+    found = as_tensor("mask", mask, X)
+    if found.dtype != torch.bool or found.shape != X.shape[:-1]:
+        given = f"{found.dtype} {tuple(found.shape)}"
+        raise ValueError(f"mask must be bool of shape {tuple(X.shape[:-1])}, got {given}")
+    return found
+
+
+def check_tokens(tokens: object, kept: Tensor) -> Tensor:
+    """A token of each sample, (..., n), that is not padding; `kept` is (..., n, T)."""
+    found = as_tensor("tokens", tokens, kept)
+    shape, T = tuple(kept.shape[:-1]), kept.shape[-1]
+    if found.shape != shape or found.is_floating_point() or found.dtype == torch.bool:
+        given = f"{found.dtype} {tuple(found.shape)}"
+        raise ValueError(f"tokens must be integers of shape {shape}, got {given}")
+    found = found.long()
+    inside = bool(((found >= 0) & (found < T)).all())
+    if not inside or not bool(kept.gather(-1, found.unsqueeze(-1)).all()):
+        raise ValueError(f"tokens must be from 0 to {T - 1} and not padding")
+    return found
+
+
 def as_floats(name: str, value: object, like: Tensor | None = None) -> Tensor:
     """A finite float64 tensor on the device of `like`."""
     x = as_tensor(name, value, like).to(torch.float64)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import re
@@ -127,6 +128,18 @@ def remove_leftovers(folder: Path, final_name: str) -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+
+
+def sha256_of(*parts: bytes | memoryview) -> str:
+    """The SHA-256 of these parts, one after the other, in hexadecimal digits.
+
+    >>> sha256_of(b"a", b"bc") == sha256_of(b"abc")
+    True
+    """
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
 
 
 def sync_folder(folder: Path) -> None:

@@ -15,7 +15,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from mirrorhead._checks import as_floats, as_tensor, check_integer, check_seed, is_number
+from mirrorhead._checks import (
+    as_floats,
+    as_tensor,
+    check_integer,
+    check_mask,
+    check_seed,
+    check_tokens,
+    is_number,
+)
 from mirrorhead.margin import attention_svm
 from mirrorhead.margin._solution import Status
 
@@ -156,24 +164,15 @@ def choose_p(
         raise ValueError(f"folds must be at most the number of samples {n}, got {folds}")
     if z.shape != (*lead, n, X.shape[-1]):
         raise ValueError(f"z must have shape {(*lead, n, X.shape[-1])}, got {tuple(z.shape)}")
-    tokens = as_tensor("tokens", tokens)
-    if tokens.shape != (*lead, n) or tokens.is_floating_point() or tokens.dtype == torch.bool:
-        given = f"{tokens.dtype} {tuple(tokens.shape)}"
-        raise ValueError(f"tokens must be integers of shape {(*lead, n)}, got {given}")
-    kept = torch.ones(X.shape[:-1], dtype=torch.bool) if mask is None else as_tensor("mask", mask)
-    if kept.dtype != torch.bool or kept.shape != X.shape[:-1]:
-        given = f"{kept.dtype} {tuple(kept.shape)}"
-        raise ValueError(f"mask must be bool of shape {tuple(X.shape[:-1])}, got {given}")
+    kept = torch.ones(X.shape[:-1], dtype=torch.bool) if mask is None else check_mask(mask, X)
     X = as_floats("X", X.masked_fill(~kept.unsqueeze(-1), 0))  # padding may hold anything
-    inside = bool(((tokens >= 0) & (tokens < T)).all())
-    if not inside or not bool(kept.gather(-1, tokens.long().unsqueeze(-1)).all()):
-        raise ValueError(f"tokens must be from 0 to {T - 1} and not padding")
+    tokens = check_tokens(tokens, kept)
     order = torch.randperm(n, generator=torch.Generator().manual_seed(check_seed(seed)))
     fold = torch.empty(n, dtype=torch.long).scatter_(0, order, torch.arange(n) % folds)
     held_out = fold == torch.arange(folds).unsqueeze(-1)  # (folds, n)
 
     # A sample that keeps only its own token asks for nothing: that leaves out the fold.
-    alone = one_hot(tokens.long(), T).bool()
+    alone = one_hot(tokens, T).bool()
     allowed = torch.where(held_out.unsqueeze(-1), alone.unsqueeze(-3), kept.unsqueeze(-3))
     many = [x.unsqueeze(len(lead)) for x in (X, z, tokens)]
     many = [x.expand(*lead, folds, *x.shape[len(lead) + 1 :]) for x in many]
@@ -182,7 +181,7 @@ def choose_p(
         solution = attention_svm(*many, p=p, tol=tol, mask=allowed)
         logits = many[0].double() @ solution.W.unsqueeze(-3) @ many[1].double().unsqueeze(-1)
         logits = logits.squeeze(-1).masked_fill(~kept.unsqueeze(-3), -math.inf)
-        at = many[2].long().unsqueeze(-1)
+        at = many[2].unsqueeze(-1)
         others = logits.scatter(-1, at, -math.inf).amax(-1)  # a tie is not a selection
         right = (logits.gather(-1, at).squeeze(-1) > others).double()  # (..., folds, n)
         codes.append(solution.codes)

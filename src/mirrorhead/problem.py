@@ -27,7 +27,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mirrorhead._checks import as_floats, as_tensor
+from mirrorhead._checks import as_floats, as_tensor, check_mask
 from mirrorhead.losses import Loss, get_loss
 from mirrorhead.potentials import lp_norm
 
@@ -130,12 +130,7 @@ class AttentionProblem:
         if X.dim() < 3 or 0 in X.shape:
             raise ValueError(f"X must be (..., n, T, d) and not empty, got {tuple(X.shape)}")
         if mask is not None:
-            mask = as_tensor("mask", mask, X)
-            if mask.dtype != torch.bool or mask.shape != X.shape[:-1]:
-                raise ValueError(
-                    f"mask must be bool of shape {tuple(X.shape[:-1])},"
-                    f" got {mask.dtype} {tuple(mask.shape)}"
-                )
+            mask = check_mask(mask, X)
             if not bool(mask.any(-1).all()):
                 raise ValueError("mask must keep at least one token of every sample")
             # What padding holds must not matter, not even to 0 * x: it may be NaN.

@@ -11,7 +11,8 @@ import math
 import warnings
 from dataclasses import dataclass
 from itertools import islice, product
-from typing import Protocol
+from types import SimpleNamespace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from torch import Tensor
 from mirrorhead._checks import check_integer
 from mirrorhead.margin import MarginSolution, attention_svm
 from mirrorhead.margin._certificate import Norm, active_constraints
-from mirrorhead.margin._constraints import attention_constraints
+from mirrorhead.margin._constraints import Constraints, attention_constraints
 from mirrorhead.margin._solution import Status
 from mirrorhead.potentials import PNorm, check_p, dual_exponent, lp_norm
 
@@ -126,24 +127,23 @@ def locally_optimal(
     tokens = torch.as_tensor(tokens, device=scores.device)
     *lead, n, T, d = problem.X.shape
     count = solution.codes.numel()
-    flat = _Batch(
-        problem.X.reshape(count, n, T, d),
-        problem.z.reshape(count, n, -1),
-        _kept(problem).reshape(count, n, T),
-    )
+    X, z = problem.X.reshape(count, n, T, d), problem.z.reshape(count, n, -1)
+    mask = _kept(problem).reshape(count, n, T)
     scores, tokens = scores.reshape(count, n, T), tokens.reshape(count, n)
-    no_less = (scores >= scores.gather(-1, tokens.unsqueeze(-1))) & flat.mask
+    no_less = (scores >= scores.gather(-1, tokens.unsqueeze(-1))) & mask
     no_less = no_less.scatter(-1, tokens.unsqueeze(-1), False)
     no_less = no_less & solution.optimal.reshape(count, 1, 1)
     W, dual = solution.W.reshape(count, d, -1), solution.dual.reshape(count, n, T)
-    active, inactive = _active(flat, tokens, W, dual, solution.kind, no_less)
+    constraints = attention_constraints(X, z, tokens, mask)
+    active, inactive = _active(constraints, W, dual, solution.kind, no_less)
     # A problem with an active token is decided whatever its other tokens are.
     unclear = no_less & ~active & ~inactive & ~active.flatten(1).any(-1)[:, None, None]
     again = unclear.flatten(1).any(-1).nonzero().squeeze(-1)
     if len(again) and tol > FINEST:
-        part = _Batch(flat.X[again], flat.z[again], flat.mask[again])
-        finer = attention_svm(part.X, part.z, tokens[again], p, FINEST, mask=part.mask)
-        better = _active(part, tokens[again], finer.W, finer.dual, finer.kind, unclear[again])
+        part = X[again], z[again], tokens[again]
+        finer = attention_svm(*part, p, FINEST, mask=mask[again])
+        constraints = attention_constraints(*part, mask[again])
+        better = _active(constraints, finer.W, finer.dual, finer.kind, unclear[again])
         active[again] |= better[0]
         unclear[again] &= ~(better[0] | better[1])
         unclear &= ~active.flatten(1).any(-1)[:, None, None]
@@ -171,7 +171,6 @@ def locally_optimal_sets(
     if problem.X.dim() != 3:
         raise ValueError(f"X must be one problem, (n, T, d); got shape {tuple(problem.X.shape)}")
     check_integer("limit", limit, 1)
-    n, T, d = problem.X.shape
     kept = _kept(problem)
     count = math.prod(kept.sum(-1).tolist())
     if count > limit:
@@ -180,12 +179,10 @@ def locally_optimal_sets(
     found, undecided = [], 0
     while chosen := list(islice(sets, 1000)):
         tokens = torch.tensor(chosen, device=problem.X.device)
-        batch = _Repeated(
-            problem.X.expand(len(chosen), n, T, d),
-            problem.z.expand(len(chosen), *problem.z.shape),
-            kept.expand(len(chosen), n, T),
-            problem.y.expand(len(chosen), n),
-            problem.v.expand(len(chosen), d),
+        parts = {"X": problem.X, "z": problem.z, "mask": kept, "y": problem.y, "v": problem.v}
+        # One problem, once for each token set.
+        batch: Any = SimpleNamespace(
+            **{name: x.expand(len(chosen), *x.shape) for name, x in parts.items()}
         )
         decision = locally_optimal(batch, tokens, p, tol)
         undecided += int(decision.undecided.sum())
@@ -283,23 +280,6 @@ def constants_at(problem: TokenProblem, tokens: Tensor, solution: MarginSolution
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Batch:
-    """Tokens (B, n, T, d), queries (B, n, d) and mask (B, n, T)."""
-
-    X: Tensor
-    z: Tensor
-    mask: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class _Repeated(_Batch):
-    """One problem, once for each token set."""
-
-    y: Tensor
-    v: Tensor
-
-
 def _kept(problem: TokenProblem) -> Tensor:
     """(..., n, T) bool, False on padding."""
     mask = getattr(problem, "mask", None)
@@ -312,10 +292,9 @@ def _solution(problem: TokenProblem, tokens: Tensor, p: float, tol: float = 1e-9
 
 
 def _active(
-    data: _Batch, tokens: Tensor, W: Tensor, dual: Tensor, norm: Norm, asked: Tensor
+    constraints: Constraints, W: Tensor, dual: Tensor, norm: Norm, asked: Tensor
 ) -> tuple[Tensor, Tensor]:
     """`active_constraints` for the tokens asked for, (B, n, T) each."""
-    constraints = attention_constraints(data.X, data.z, tokens, data.mask)
     found = active_constraints(
         constraints,
         W.nan_to_num().reshape(len(W), -1),

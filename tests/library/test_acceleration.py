@@ -60,6 +60,7 @@ def slow_path(problem: mh.AttentionProblem, p: float, W: Tensor, steps: int) -> 
     return at[steps] - at[half]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [1.1, 1.5, 2.0, 3.0, 5.0])
 def test_the_rule_equals_a_plain_loop(p: float) -> None:
     problem = random_problem(4, n=3, T=4, d=3)
@@ -86,6 +87,7 @@ def test_mass_is_the_slope_of_the_other_tokens(seed: int, loss: str) -> None:
     torch.testing.assert_close(gradient.mass * gradient.log_scale.exp(), others)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [1.1, 2.0, 5.0])
 def test_the_average_is_a_certificate_of_the_margin(p: float) -> None:
     """x is a mean of rows, so ||x||_q is at least the largest margin, 1/||W_mm||_p."""
@@ -98,6 +100,7 @@ def test_the_average_is_a_certificate_of_the_margin(p: float) -> None:
     assert float(bound.median()) < 1 + 1e-4
 
 
+@pytest.mark.slow
 def test_a_step_is_taken_or_taken_back() -> None:
     problem = random_problem(20)
     rule, states = run(problem, 5.0, 300)
@@ -125,6 +128,7 @@ def test_a_step_is_taken_or_taken_back() -> None:
     assert min(kinds.values()) > 50, kinds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [1.1, 2.0, 5.0])
 def test_units_do_not_matter(p: float) -> None:
     """Tokens 4 times as long, with the same scores: W is a quarter, to the last bit."""
@@ -140,6 +144,7 @@ def test_trials_do_not_touch_each_other() -> None:
     torch.testing.assert_close(together.W[:, 3], alone.W, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_padding_does_not_matter() -> None:
     problem = random_problem(2)
     X = torch.cat([problem.X, 100 * torch.ones_like(problem.X[..., :3, :])], -2)
@@ -149,6 +154,7 @@ def test_padding_does_not_matter() -> None:
     torch.testing.assert_close(path.W, other.W, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_nothing_to_learn_changes_nothing() -> None:
     X = torch.randn(2, 3, 4, dtype=torch.float64)
     X[..., 0] = 1.0  # all tokens score the same
@@ -159,6 +165,7 @@ def test_nothing_to_learn_changes_nothing() -> None:
         assert torch.equal(path.W, W.expand_as(path.W))
 
 
+@pytest.mark.slow
 def test_a_large_start_is_forgotten_only_when_it_is_small() -> None:
     problem = random_problem(10)
     W = random_weights(problem, 5.0)
@@ -169,6 +176,7 @@ def test_a_large_start_is_forgotten_only_when_it_is_small() -> None:
     assert float(path.divergence_to(solution)[-1].median()) < 1e-8
 
 
+@pytest.mark.slow
 @given(p=st.sampled_from([1.1, 2.0, 5.0]), seed=st.integers(0, 1000))
 def test_reach_bounds_what_weights_can_do(p: float, seed: int) -> None:
     problem = random_problem(3, n=2, T=4, d=3, first=seed)
@@ -182,6 +190,7 @@ def test_reach_bounds_what_weights_can_do(p: float, seed: int) -> None:
     assert grad_phi(torch.zeros(3, 3), 1.25, (-1,)).eq(0).all()
 
 
+@pytest.mark.slow
 def test_each_head_goes_to_its_own_solution() -> None:
     problem = random_problem(4, heads=2)
     path = mh.descend(problem, 2, 1000, rule="accelerated", record=[1000])
@@ -212,17 +221,17 @@ def test_the_step_cannot_run_away(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("p", [1.1, 1.5, 3.0])
 def test_eight_digits_in_a_few_thousand_steps(p: float) -> None:
-    problem = random_problem(30)
+    problem = random_problem(9)
     path = mh.descend(problem, p, 5000 if p == 1.1 else 3000, rule="accelerated")
     solution = mh.attention_svm(problem.X, problem.z, path.tokens, p, tol=1e-12)
-    assert solution.status == ["optimal"] * 30
+    assert solution.status == ["optimal"] * 9
     assert float(path.divergence_to(solution)[-1].median()) < 1e-8
 
 
 @pytest.mark.slow
 def test_every_path_arrives_at_p_5() -> None:
-    problem = random_problem(25)
+    problem = random_problem(8)
     path = mh.descend(problem, 5, 10_000, rule="accelerated", record=[10_000])
     solution = mh.attention_svm(problem.X, problem.z, path.tokens, 5, tol=1e-12)
-    assert solution.status == ["optimal"] * 25
+    assert solution.status == ["optimal"] * 8
     assert float(path.divergence_to(solution)[-1].max()) < 1e-6

@@ -82,6 +82,7 @@ def test_paths_equal_the_formula(p, rule, loss, heads, classes, joint, factors, 
             torch.testing.assert_close(got[0, k], w, rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_paths_go_on_where_the_plain_gradient_is_noise() -> None:
     """Attention is one-hot to 100 digits and the path still closes in on the solution."""
     problem = random_problem(20)
@@ -149,6 +150,7 @@ def test_records_are_the_steps_asked_for() -> None:
     assert divergence[1:].isfinite().all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "joint"), [("normalized", True), ("constant", False), ("accelerated", False)]
 )
@@ -193,6 +195,7 @@ def test_a_killed_run_resumes_to_the_same_bits(
         go(checkpoint=file)
 
 
+@pytest.mark.slow
 @needs_library
 @given(
     p=st.sampled_from([1.1, 1.4, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 5.0]),
@@ -240,6 +243,7 @@ def test_without_the_c_library_torch_takes_over(monkeypatch: pytest.MonkeyPatch)
     torch.testing.assert_close(mh.descend(problem, 2, 500).W, fast.W, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_what_a_kill_left_beside_a_checkpoint_is_removed(tmp_path: File) -> None:
     """A process killed while it writes leaves a temporary file; nothing else may be touched."""
     script = """
@@ -318,6 +322,7 @@ def test_the_constant_rule_warns_above_remark_1() -> None:
     mh.descend(large, 2, 1, lr=1e9, rule="constant", record=[0])
 
 
+@pytest.mark.slow
 def test_diagnostics_tell_what_the_path_did() -> None:
     problem = random_problem(10)
     report = mh.diagnose(mh.descend(problem, 2, 3000))
@@ -339,6 +344,7 @@ def test_diagnostics_tell_what_the_path_did() -> None:
     assert fitted_slope(x[:2], y[:2]).isnan()
 
 
+@pytest.mark.slow
 def test_diagnostics_of_padding_of_a_trained_head_and_of_nothing_to_select() -> None:
     problem = random_problem(3, T=5)
     X = torch.cat([problem.X, 9 * torch.ones_like(problem.X[..., :2, :])], -2)

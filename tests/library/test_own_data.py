@@ -17,6 +17,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
     runpy.run_path(SCRIPT, run_name="__main__")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_head", [True, False])
 def test_arrays_in_certificate_out(
     with_head: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys

@@ -256,6 +256,7 @@ def test_every_public_name_is_covered():
     assert covered | NO_TOKENS == set(mh._HOME)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on", [True, False], ids=["kernels", "torch"])
 @pytest.mark.parametrize("entry", ENTRIES)
 @settings(max_examples=4)

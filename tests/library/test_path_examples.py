@@ -1,9 +1,9 @@
 """The examples of the model and regularization pages run, and say what the pages say."""
 
-import os
 import re
-import subprocess
+import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,15 +11,25 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def run(name: str, *arguments: str) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / name), *arguments],
-        capture_output=True, text=True, check=True, env={**os.environ, "MPLBACKEND": "agg"},
-    )  # fmt: skip
-    return done.stdout.splitlines()
+Run = Callable[..., list[str]]
 
 
-def test_gradient_accuracy(tmp_path):
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run an example as a script, in this process; return the lines that it prints."""
+    monkeypatch.setenv("MPLBACKEND", "agg")
+
+    def run_example(name: str, *arguments: str) -> list[str]:
+        path = str(ROOT / "examples" / name)
+        monkeypatch.setattr(sys, "argv", [path, *arguments])
+        runpy.run_path(path, run_name="__main__")
+        return capsys.readouterr().out.splitlines()
+
+    return run_example
+
+
+@pytest.mark.slow
+def test_gradient_accuracy(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "new" / "gradient.svg"
     lines = run("gradient_accuracy.py", "--out", str(out))
     rows = [line.split() for line in lines[1:-1]]
@@ -32,7 +42,8 @@ def test_gradient_accuracy(tmp_path):
         assert f"| {int(norm):,} | {size} |" in page
 
 
-def test_key_query():
+@pytest.mark.slow
+def test_key_query(run: Run) -> None:
     rows = [line.split() for line in run("key_query.py", "--trials", "2")[1:]]
     assert len(rows) == 2
     for _, trained, frobenius in rows:
@@ -40,7 +51,7 @@ def test_key_query():
 
 
 @pytest.mark.slow
-def test_theorem_1():
+def test_theorem_1(run: Run) -> None:
     lines = run("theorem_1.py", "--trials", "3", "--p", "2", "--starts", "3")
     assert lines[0].startswith("p = 2, 3 trials, ")
     rows = [line.split() for line in lines[2:]]
@@ -50,18 +61,10 @@ def test_theorem_1():
 
 
 @pytest.mark.slow
-def test_theorem_5():
+def test_theorem_5(run: Run) -> None:
     lines = run("theorem_5.py", "--p", "2")
     text = "\n".join(lines)
     assert re.search(r"\(X11,X21\) +4\.3541 +0\.0052", text)
     assert re.search(r"\(X12,X21\) +4\.3488 +-0\.0052", text)
     assert lines[-1].split()[:2] == ["1000", "(X11,X21)"]
     assert all(float(x) < 1e-4 for x in lines[-1].split()[2:])
-
-
-@pytest.mark.parametrize("page", ["model.md", "regularization.md"])
-def test_the_pages_run(page):
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
-    assert len(blocks) == 1
-    names: dict[str, object] = {}
-    exec(blocks[0], names)

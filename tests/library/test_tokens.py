@@ -126,6 +126,7 @@ def test_undecided_problems_in_a_batch_and_in_the_search():
     assert [0] not in found.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [1.2, 2, 4])
 def test_what_the_certificate_decides_is_so(p):
     """A rough certificate against the margins of a solution to 1e-13."""
@@ -160,6 +161,7 @@ def test_reasons():
     assert verdict.reasons[0] in repr(verdict)
 
 
+@pytest.mark.slow
 def test_search_lists_exactly_the_locally_optimal_sets():
     data, _ = problem(3, 4, 5, seed=5)
     found = mh.locally_optimal_sets(data, 1.5).tolist()

@@ -7,7 +7,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from mirrorhead._checks import as_tensor, check_integer, check_seed
+from mirrorhead._checks import check_integer, check_seed, check_tokens
 from mirrorhead.margin import svm
 from mirrorhead.potentials import check_p
 from mirrorhead.problem import AttentionProblem, check_problem
@@ -55,14 +55,8 @@ def assumption_b(
     samples, seed = check_integer("samples", samples, 1), check_seed(seed)
     X, y = problem.X, problem.y
     lead, (n, T, d) = problem.trials, X.shape[-3:]
-    tokens = as_tensor("tokens", tokens, X)
-    if tokens.shape != y.shape or tokens.is_floating_point() or tokens.dtype == torch.bool:
-        given = f"{tokens.dtype} {tuple(tokens.shape)}"
-        raise ValueError(f"tokens must be integers of shape {tuple(y.shape)}, got {given}")
     valid = torch.ones(X.shape[:-1], dtype=torch.bool) if problem.mask is None else problem.mask
-    inside = bool(((tokens >= 0) & (tokens < T)).all())
-    if not inside or not bool(valid.gather(-1, tokens.unsqueeze(-1)).all()):
-        raise ValueError(f"tokens must be from 0 to {T - 1} and not padding")
+    tokens = check_tokens(tokens, valid)
     parts = zip(
         X.reshape(-1, n, T, d),
         y.reshape(-1, n),

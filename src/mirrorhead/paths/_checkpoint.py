@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mirrorhead._files import remove_leftovers, write_atomically
+from mirrorhead._files import remove_leftovers, sha256_of, write_atomically
 
 VERSION = 1
 
@@ -34,12 +33,11 @@ class Progress:
 
 def fingerprint(tensors: dict[str, Tensor | None], options: dict[str, Any]) -> str:
     """A hash of everything that determines a run, except its length."""
-    digest = hashlib.sha256(json.dumps([VERSION, options], sort_keys=True).encode())
+    parts = [json.dumps([VERSION, options], sort_keys=True).encode()]
     for name, tensor in sorted(tensors.items()):
         array = np.zeros(0) if tensor is None else tensor.detach().cpu().contiguous().numpy()
-        digest.update(f"{name} {array.dtype} {array.shape}".encode())
-        digest.update(array.tobytes())
-    return digest.hexdigest()
+        parts += [f"{name} {array.dtype} {array.shape}".encode(), array.tobytes()]
+    return sha256_of(*parts)
 
 
 def save_checkpoint(file: File, key: str, progress: Progress) -> None:

@@ -11,6 +11,9 @@ from torch import Tensor
 # (points (k, N), which (k,)) -> values (k,), gradients (k, N): `which` are the instances asked for.
 Objective = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
+MOST_STEPS = 500
+MEMORY = 10  # pairs of steps and changes of the gradient
+
 
 class Minimum(NamedTuple):
     """Where each instance ended: x (B, N), value (B,), gradient (B, N), iterations (B,)."""
@@ -21,18 +24,12 @@ class Minimum(NamedTuple):
     iterations: Tensor
 
 
-def minimize(
-    objective: Objective,
-    x: Tensor,
-    tol: float = 1e-7,
-    max_iterations: int = 500,
-    memory: int = 10,
-) -> Minimum:
+def minimize(objective: Objective, x: Tensor, tol: float = 1e-7) -> Minimum:
     """Local minima of B functions of N variables from the starts x, (B, N), not zero.
 
     The two-loop recursion of L-BFGS with the weak Wolfe conditions, found by doubling and
     bisection. An instance ends when ||x|| ||gradient|| <= tol (1 + |value|), when its line
-    search finds no descent that floating point can see, or after `max_iterations`. Ended
+    search finds no descent that floating point can see, or after MOST_STEPS steps. Ended
     instances cost nothing more.
 
     >>> scales = torch.tensor([[1.0, 100.0], [1.0, 1e4]], dtype=torch.float64)
@@ -47,8 +44,8 @@ def minimize(
     value, gradient = objective(x, everyone)
     iterations = torch.zeros_like(everyone)
     which = everyone[~_flat(x, value, gradient, tol)]
-    history = _History(x[which], memory)
-    for _ in range(max_iterations):
+    history = _History(x[which])
+    for _ in range(MOST_STEPS):
         if not len(which):
             break
         at, f, g = x[which], value[which], gradient[which]
@@ -72,9 +69,8 @@ def minimize(
 class _History:
     """The last pairs (s, y); a pair without curvature has rho = 0 and so no effect."""
 
-    def __init__(self, x: Tensor, memory: int) -> None:
+    def __init__(self, x: Tensor) -> None:
         self.pairs: list[tuple[Tensor, Tensor, Tensor]] = []
-        self.memory = memory
         # Before anything is known, the first step is a tenth of ||x|| long.
         self.first = 0.1 * x.norm(dim=-1)
         self.scale: Tensor | None = None
@@ -100,7 +96,7 @@ class _History:
         rho = torch.where(bent, 1 / sy, 0.0).unsqueeze(-1)
         scale = torch.where(bent, sy / yy, 0.0 if self.scale is None else self.scale)
         self.scale = scale
-        self.pairs = [*self.pairs, (s, y, rho)][-self.memory :]
+        self.pairs = [*self.pairs, (s, y, rho)][-MEMORY:]
 
     def keep(self, which: Tensor) -> None:
         self.pairs = [(s[which], y[which], rho[which]) for s, y, rho in self.pairs]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import index
 from pathlib import Path as File
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -151,8 +151,8 @@ def descend(
         run, warned = Progress(0, states, {}), False
         file, key = None if checkpoint is None else File(checkpoint), ""
         if file is not None:
-            key = _key(problem, p, rule, lr, head_lr, parameters)
             start = {name: w for name, (w, _) in parameters.items()}
+            key = _key(problem, start, {"p": p, "rule": rule, "lr": lr, "head_lr": head_lr})
             stored = load_checkpoint(file, key, run, start)
             if stored is None:  # a file that cannot be written is noticed now, not after the run
                 save_checkpoint(file, key, run)
@@ -180,7 +180,14 @@ def descend(
                         warned = warn_if_too_large(problem, p, lr, weights, stop)
         if file is not None:
             save_checkpoint(file, key, run)
-    return _path(problem, p, rule, lr, [(k, run.records[k]) for k in sorted(wanted)])
+    records = [run.records[k] for k in sorted(wanted)]
+    W = torch.stack([_attention_weights(weights) for weights in records])
+    trained = {
+        name: torch.stack([weights[name] for weights in records])
+        for name in records[0].keys() - {"W"}
+    }
+    steps_kept, tokens = torch.tensor(sorted(wanted)), problem.select(W[-1])
+    return Path(problem, p, rule, lr, steps_kept, W, tokens, **trained)
 
 
 def recorded_steps(steps: int, per_decade: int = 40) -> set[int]:
@@ -312,33 +319,6 @@ def _attention_weights(weights: dict[str, Tensor]) -> Tensor:
     return weights["W"] if "W" in weights else weights["K"] @ weights["Q"].mT
 
 
-def _path(
-    problem: AttentionProblem,
-    p: float,
-    rule: str,
-    lr: float,
-    records: list[tuple[int, dict[str, Tensor]]],
-) -> Path:
-    def stacked(name: str) -> Tensor | None:
-        if name not in records[0][1]:
-            return None
-        return torch.stack([weights[name] for _, weights in records])
-
-    W = torch.stack([_attention_weights(weights) for _, weights in records])
-    return Path(
-        problem=problem,
-        p=p,
-        rule=rule,
-        lr=lr,
-        steps=torch.tensor([step for step, _ in records]),
-        W=W,
-        tokens=problem.select(W[-1]),
-        v=stacked("v"),
-        K=stacked("K"),
-        Q=stacked("Q"),
-    )
-
-
 def _check_record(record: Sequence[int] | Tensor, steps: int) -> set[int]:
     try:
         wanted = {index(k) for k in record}
@@ -369,15 +349,7 @@ def _check_finite(weights: dict[str, Tensor], step: int, lr: float) -> None:
             )
 
 
-def _key(
-    problem: AttentionProblem,
-    p: float,
-    rule: str,
-    lr: float,
-    head_lr: float,
-    parameters: dict[str, tuple[Tensor, int]],
-) -> str:
+def _key(problem: AttentionProblem, start: dict[str, Tensor], options: dict[str, Any]) -> str:
     tensors = {"X": problem.X, "z": problem.z, "y": problem.y, "head": problem.v}
-    tensors |= {f"init {name}": w for name, (w, _) in parameters.items()}
-    options = {"p": p, "rule": rule, "lr": lr, "head_lr": head_lr, "loss": problem.loss_name}
-    return fingerprint({**tensors, "mask": problem.mask}, options)
+    tensors |= {f"init {name}": w for name, w in start.items()}
+    return fingerprint({**tensors, "mask": problem.mask}, {**options, "loss": problem.loss_name})

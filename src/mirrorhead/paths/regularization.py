@@ -16,7 +16,7 @@ replaced by random directions.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -176,16 +176,7 @@ def regularization_path(
     ends = follow_spheres(search, Directions(d * d, downhill, seed), starts, each, soft)
     first = Directions(d * d, downhill, seed)(starts)
     W, values = search_inside(ends, excess_of, balls, first, each, soft)
-    W = W.reshape(len(radii), *problem.weight_shape)
-    return RegularizationPath(
-        p=p,
-        radii=radii,
-        W=W,
-        log_excess=values[:, 0].reshape(radii.shape),
-        norms=lp_norm(W, p, (-2, -1)),
-        tokens=torch.stack([problem.select(w) for w in W]),
-        all_log_excess=values.reshape(len(radii), starts, *problem.trials),
-    )
+    return _path(problem, p, radii, W, values)
 
 
 def joint_regularization_path(
@@ -246,6 +237,14 @@ def joint_regularization_path(
     first = Directions(d * d + d, anywhere, seed)(starts)
     points, values = search_inside(ends, log_loss_of, balls, first, both, soft)
     W, v = points.split(balls.sizes, -1)
+    found = _path(problem, p, radii, W, values)
+    return replace(found, v=v.reshape(len(radii), *problem.v.shape), head_radii=head_radii)
+
+
+def _path(
+    problem: AttentionProblem, p: float, radii: Tensor, W: Tensor, values: Tensor
+) -> RegularizationPath:
+    """The result of W (radii, trials, d d) with the values (radii, starts, trials)."""
     W = W.reshape(len(radii), *problem.weight_shape)
     return RegularizationPath(
         p=p,
@@ -254,9 +253,7 @@ def joint_regularization_path(
         log_excess=values[:, 0].reshape(radii.shape),
         norms=lp_norm(W, p, (-2, -1)),
         tokens=torch.stack([problem.select(w) for w in W]),
-        all_log_excess=values.reshape(len(radii), starts, *problem.trials),
-        v=v.reshape(len(radii), *problem.v.shape),
-        head_radii=head_radii,
+        all_log_excess=values.reshape(*values.shape[:2], *problem.trials),
     )
 
 
