@@ -15,11 +15,12 @@ import threading
 from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 import tyro
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request
 
 import mirrorhead
@@ -305,3 +306,20 @@ def test_every_page_fits_a_phone(site: str, browser: Browser) -> None:
         assert page.evaluate(broken) == [], source.name
     assert wrong == []
     page.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("colors", ["light", "dark"])
+def test_screen_readers_and_keyboards_can_use_the_site(
+    site: str, browser: Browser, colors: Literal["light", "dark"]
+) -> None:
+    """axe-core finds nothing serious on pages with all kinds of content."""
+    page = browser.new_page(color_scheme=colors)
+    found = {}
+    for name in ("index", "optimizer", "patches", "choose-p", "api/index", "api/margin"):
+        page.goto(f"{site}/{name}.html")
+        for one in Axe().run(page).response["violations"]:
+            if one["impact"] in ("serious", "critical"):
+                found[name, one["id"]] = [node["html"][:200] for node in one["nodes"]]
+    page.close()
+    assert not found

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from mirrorhead.lab.evaluation import language_results
 from mirrorhead.lab.training.comparisons import COMPARISONS
 
 DRAWN = 0.001  # the standard deviation of what scatters
@@ -46,7 +47,7 @@ def made_up(study: str, levels: Mapping[str, Level] = MappingProxyType({})) -> d
             for rule in rules
         ]
         tried[-1] |= {"diverged": True, "validation_accuracy": None, "best_epoch": None}
-        runs = [_run(seed, level, rng, texts=study == "imdb") for seed in asked.seeds]
+        runs = [_run(seed, level, rng, texts=study != "cifar10") for seed in asked.seeds]
         rivals.append({"name": name, "chosen": asdict(rules[1]), "tried": tried, "runs": runs})
     content: dict[str, Any] = {
         "study": study, "preset": asked.preset, "epochs": 5, "batch_size": 32,
@@ -55,7 +56,11 @@ def made_up(study: str, levels: Mapping[str, Level] = MappingProxyType({})) -> d
         "sizes": {"train": 20185, "validation": 2242, "test": 25000},
         "rivals": rivals,
     }  # fmt: skip
-    if study == "imdb":
+    if study == "imdb-to-the-end":
+        for rival in rivals:
+            for run in rival["runs"]:
+                run["measures"]["milestones"] = _milestones(run["test_accuracy"], rng)
+    if study != "cifar10":
         content["baselines"] = {
             "random": {
                 "eraser": {"val": _rationales(0.1, rng), "test": _rationales(0.2, rng)},
@@ -101,6 +106,17 @@ def _run(seed: int, level: Level, rng: np.random.Generator, *, texts: bool) -> d
     }  # fmt: skip
 
 
+def _milestones(accuracy: float, rng: np.random.Generator) -> dict[str, Any]:
+    return {
+        str(share): {
+            "epoch": epoch,
+            "train_accuracy": share,
+            "test_accuracy": _near(accuracy + 0.01 * (5 - epoch), rng),
+        }
+        for epoch, share in enumerate((0.0, 0.9, 0.95, 0.975, 0.995), 1)
+    }
+
+
 def _weights(level: Level, rng: np.random.Generator) -> dict[str, Any]:
     values = rng.laplace(scale=1 - level.sparsity, size=4_000)
     largest = float(abs(values).max())
@@ -125,3 +141,14 @@ def _edits(score: float, rng: np.random.Generator) -> dict[str, Any]:
 
 def _near(value: float, rng: np.random.Generator) -> float:
     return float(value + DRAWN * rng.standard_normal())
+
+
+def language_run(
+    key: tuple[str, float, int], test: float = 2.0, pruned: float = 3.0
+) -> language_results.LanguageRun:
+    """A run of the study of language models with these losses."""
+    return language_results.LanguageRun(
+        method=key[0], lr=key[1], seed=key[2], steps=100, characters=100, curve=(3.0, test),
+        validation=test, test=test, pruned=dict.fromkeys(language_results.SHARES, pruned),
+        weights=language_results.WeightSizes(1.0, 0.1, 0.5), cpu_seconds=1.0,
+    )  # fmt: skip

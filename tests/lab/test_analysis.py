@@ -44,6 +44,7 @@ def test_gini_is_the_mean_difference(values: list[float]) -> None:
     assert gini(torch.tensor(values)) == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.slow
 @given(sizes, st.sampled_from([1e-30, 0.1, -3.0, 1e30]))
 def test_sparsity_does_not_depend_on_scale(values: list[float], scale: float) -> None:
     assume(max(map(abs, values)) > 1e-3)
@@ -109,6 +110,7 @@ def test_equal_weights_are_not_pruned_together() -> None:
 # --- selection ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(documents)
 def test_average_precision_is_the_area_in_steps(document: list[tuple[int, bool]]) -> None:
     scores = np.array([score for score, _ in document], dtype=float)
@@ -134,6 +136,7 @@ def test_constant_scores_have_the_precision_of_chance() -> None:
     assert mass(marked.astype(float), marked) == 1
 
 
+@pytest.mark.slow
 @given(masks)
 def test_f1_of_tokens_and_spans(pairs: list[tuple[bool, bool]]) -> None:
     chosen, marked = (np.array(column) for column in zip(*pairs, strict=True))

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from mirrorhead.lab.models import SelfAttention
-from mirrorhead.lab.models.attention_dropout import attention_keeping, dropped_attention
-from mirrorhead.lab.models.dropout import kept, levels_dropped
+from mirrorhead.lab.models.dropout import attention_keeping, dropped_attention, kept, levels_dropped
 
 B, HEADS, T, D = 3, 2, 7, 5
 
@@ -51,6 +50,7 @@ def test_it_is_the_formula_with_the_same_mask(
         torch.testing.assert_close(one, two, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_gradcheck() -> None:
     keep = torch.rand(B, HEADS, T, T) < 0.7
 
@@ -60,6 +60,7 @@ def test_gradcheck() -> None:
     assert torch.autograd.gradcheck(run, some(T))
 
 
+@pytest.mark.slow
 def test_a_seed_decides_and_the_mean_is_attention_without_dropout() -> None:
     q, k, v = (x.detach() for x in some(T))
     drawn = []

@@ -65,6 +65,7 @@ def reproduce(out: Path, *arguments: str) -> int:
     return main(["reproduce", "--jobs", "1", *places, *arguments])
 
 
+@pytest.mark.slow
 def test_reproduce_from_the_first_run_to_the_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -89,6 +90,7 @@ def test_reproduce_from_the_first_run_to_the_report(
     assert (out / "report.html").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_failure_is_reported_and_the_rest_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,6 +108,7 @@ def test_a_failure_is_reported_and_the_rest_is_there(
     assert not (tmp_path / "toy" / "failures.txt").exists()
 
 
+@pytest.mark.slow
 def test_a_figure_that_fails_takes_nothing_along(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

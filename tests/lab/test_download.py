@@ -23,8 +23,14 @@ CONTENT = np.random.default_rng(0).bytes(600_000)
 
 def get(server: FileServer, path: Path, **options: object) -> Path:
     remote = server.remote
-    settings = {"size": remote.size, "sha256": remote.sha256, "pause": 0.0, "show": False}
+    settings = {"size": remote.size, "sha256": remote.sha256, "pause": 0.0}
     return fetch(remote.url, path, **{**settings, **options})  # pyright: ignore[reportArgumentType]
+
+
+def get_source(server: FileServer, root: Path) -> Path:
+    """Fetch a data set of one file, and return that file."""
+    source = Source("one", "folder", (server.remote,))
+    return fetch_source(source, root, pause=0) / server.remote.name
 
 
 def left_in(folder: Path) -> list[str]:
@@ -33,7 +39,7 @@ def left_in(folder: Path) -> list[str]:
 
 def test_a_file_arrives_whole_and_alone(tmp_path: Path) -> None:
     with serving(FileServer(CONTENT)) as server:
-        path = get(server, tmp_path / "file", show=True)
+        path = get(server, tmp_path / "file")
     assert path.read_bytes() == CONTENT
     assert left_in(tmp_path) == ["file"]
     assert server.asked == [None]
@@ -100,29 +106,30 @@ def test_no_server_is_told(tmp_path: Path) -> None:
 
 
 def test_two_at_once_fetch_it_once(tmp_path: Path) -> None:
-    with serving(FileServer(CONTENT)) as server, ThreadPoolExecutor(2) as pool:
-        jobs = [pool.submit(get, server, tmp_path / "file") for _ in range(2)]
+    with serving(FileServer(CONTENT, "file")) as server, ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(get_source, server, tmp_path) for _ in range(2)]
         assert [job.result().read_bytes() for job in jobs] == [CONTENT, CONTENT]
-    assert left_in(tmp_path) == ["file"]
+    assert left_in(tmp_path) == ["folder"]
     assert len(server.asked) == 1
 
 
 def test_after_a_failure_the_next_in_line_starts_afresh(tmp_path: Path) -> None:
-    (tmp_path / "file.part").write_bytes(b"x" * 1000)  # spoils the first attempt
-    with serving(FileServer(CONTENT)) as server, ThreadPoolExecutor(2) as pool:
-        jobs = [pool.submit(get, server, tmp_path / "file") for _ in range(2)]
+    waiting = tmp_path / ".mirrorhead-download-one"
+    waiting.mkdir()
+    (waiting / "file.part").write_bytes(b"x" * 1000)  # spoils the first attempt
+    with serving(FileServer(CONTENT, "file")) as server, ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(get_source, server, tmp_path) for _ in range(2)]
         failures = [job.exception() for job in jobs]
     assert {type(failure) for failure in failures} == {DataError, type(None)}
-    assert (tmp_path / "file").read_bytes() == CONTENT
-    assert left_in(tmp_path) == ["file"]
+    assert (tmp_path / "folder" / "file").read_bytes() == CONTENT
+    assert left_in(tmp_path) == ["folder"]
 
 
 @pytest.mark.slow
 def test_a_killed_download_goes_on(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from mirrorhead.lab.datasets.transfer import fetch;"
-        "fetch(sys.argv[1], Path(sys.argv[2]), size=int(sys.argv[3]), sha256='', show=False,"
-        " pause=60)"
+        "fetch(sys.argv[1], Path(sys.argv[2]), size=int(sys.argv[3]), sha256='', pause=60)"
     )
     with serving(FileServer(CONTENT)) as server:
         server.cuts = [200_000]
@@ -186,7 +193,7 @@ def test_download_makes_a_set_that_loads(tmp_path: Path, monkeypatch: pytest.Mon
     made = make_imdb(tmp_path / "made")
     files = {str(path.relative_to(made.parent)): path.read_bytes() for path in made.rglob("*.txt")}
     with serving(FileServer(tar_of(files))) as server:
-        source = Source("imdb", "aclImdb", (server.remote,), "")
+        source = Source("imdb", "aclImdb", (server.remote,))
         monkeypatch.setitem(sources.SOURCES, "imdb", source)
         got = load_imdb("train", tmp_path / "data", download=True, partial=True)
         assert got.texts == load_imdb("train", tmp_path / "made", partial=True).texts
@@ -197,13 +204,13 @@ def test_download_makes_a_set_that_loads(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_plain_files_are_laid_out_together(tmp_path: Path) -> None:
     with serving(FileServer(b"one", "a.tsv")) as one, serving(FileServer(b"two", "b.tsv")) as two:
-        source = Source("pair", "pair-folder", (one.remote, two.remote), "")
+        source = Source("pair", "pair-folder", (one.remote, two.remote))
         two.status = 404
         with pytest.raises(DataError, match="404"):
-            fetch_source(source, tmp_path, show=False, pause=0)
+            fetch_source(source, tmp_path, pause=0)
         assert not (tmp_path / "pair-folder").exists()
         two.status = 200
-        folder = fetch_source(source, tmp_path, show=False, pause=0)
+        folder = fetch_source(source, tmp_path, pause=0)
     assert one.asked == [None]  # what had arrived was not fetched again
     assert (folder / "a.tsv").read_bytes() + (folder / "b.tsv").read_bytes() == b"onetwo"
 

@@ -19,6 +19,7 @@ def test_every_experiment_is_here() -> None:
     assert set(TINY) == set(NAMES)
 
 
+@pytest.mark.slow
 @names
 def test_the_contract_holds(name: str) -> None:
     experiment, result = tiny(name)
@@ -29,6 +30,7 @@ def test_the_contract_holds(name: str) -> None:
     assert "nan" not in words.measured + words.remark
 
 
+@pytest.mark.slow
 @names
 def test_chunks_make_the_whole(name: str) -> None:
     experiment, whole = tiny(name)
@@ -41,6 +43,7 @@ def test_chunks_make_the_whole(name: str) -> None:
         np.testing.assert_allclose(parts[key], array, rtol=1e-5, atol=1e-9, err_msg=key)
 
 
+@pytest.mark.slow
 @names
 def test_axes_are_labelled(name: str) -> None:
     experiment, result = tiny(name)

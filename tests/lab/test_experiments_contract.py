@@ -34,6 +34,7 @@ def test_chunks_hold_every_seed_once_and_keep_the_rest(trials: int, first: int, 
     assert all(replace(part, trials=trials, first=first) == settings for part in parts)
 
 
+@pytest.mark.slow
 @given(st.integers(1, 12), st.integers(0, 5), st.integers(1, 12), st.randoms())
 def test_merged_chunks_are_the_whole(trials: int, first: int, size: int, random: Any) -> None:
     settings = toy_experiment.Settings(trials=trials, first=first)
@@ -163,6 +164,7 @@ def test_a_limit_that_was_not_followed_far_enough_is_not_refuted() -> None:
         replace(TOY, extent=("length",))
 
 
+@pytest.mark.slow
 def test_a_real_one_from_settings_to_figure() -> None:
     """Example 1: the printed matrix is not the solution for the printed p."""
     example = load("example-1")

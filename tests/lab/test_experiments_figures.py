@@ -189,6 +189,7 @@ def test_initialization_counts_every_start() -> None:
     assert doctored("initialization", needed=one_start) == "does not hold"
 
 
+@pytest.mark.slow
 def test_distances_are_at_most_what_was_walked() -> None:
     _, result = tiny("normalization")
     walked = 0.1 * np.array(sorted(recorded_steps(60)))

@@ -153,6 +153,8 @@ def test_c_kernels_and_their_flags_count() -> None:
     assert found == {*kernels, "native/native.h", "cmake/CMakeLists.txt"}
     for key in kernels:
         assert changed("figure-4", (PACKAGE / key, "double", "float")) == {key}
+    comment = (PACKAGE / "native" / "margin.c", "The interior point method of", "As in")
+    assert not changed("figure-4", comment)
     flags = PACKAGE.parents[1] / "cmake" / "CMakeLists.txt"
     assert changed("figure-4", (flags, "-mfma", "-mno-fma")) == {"cmake/CMakeLists.txt"}
 

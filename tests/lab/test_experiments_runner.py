@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from joblib.externals.loky import get_reusable_executor
 from rich.console import Console
 
 import toy_experiment
@@ -130,6 +131,9 @@ def test_cores_and_a_dying_worker(
 ) -> None:
     """Two processes compute the same bits as one; a process that dies costs what it had."""
     monkeypatch.syspath_prepend(TESTS)
+    # Workers are kept for the next call, and have the environment that they were started with.
+    run_here(tmp_path / "before", trials=12, backend=local(2))
+    get_reusable_executor().shutdown(wait=True)
     monkeypatch.setenv("TOY_DIE", "9")
     run, text = run_here(tmp_path, trials=12, backend=local(2))
     assert run.result is None

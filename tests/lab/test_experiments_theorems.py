@@ -41,6 +41,7 @@ def test_a_band_leaves_out_what_is_not_there() -> None:
 # -- Theorem 1 ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_theorem_1_needs_the_best_tokens_and_a_falling_divergence() -> None:
     _, result = tiny("theorem-1")
     radii = np.array(result.settings.radii)
@@ -83,6 +84,7 @@ def test_no_weights_of_that_norm_are_better() -> None:
 # -- Theorems 2 and 4 -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_theorem_2_needs_growth_in_every_trial() -> None:
     _, result = tiny("theorem-2")
     p = np.array(result.settings.p)
@@ -95,6 +97,7 @@ def test_theorem_2_needs_growth_in_every_trial() -> None:
     assert doctored("theorem-2", **{**good, "power": -np.ones((3, 3))}) == "does not hold"
 
 
+@pytest.mark.slow
 def test_weights_that_change_sign_are_counted() -> None:
     _, result = tiny("theorem-2")
     problem = random_problem(3)
@@ -157,6 +160,7 @@ def test_lemma_9_is_measured_as_it_is_written() -> None:
         torch.testing.assert_close(radius, cone.mu_0.expand_as(radius), rtol=1e-3, atol=0)
 
 
+@pytest.mark.slow
 def test_cones_count_who_lies_inside() -> None:
     _, result = tiny("cones")
     assert doctored("cones") == "holds with a remark"
@@ -169,6 +173,7 @@ def test_cones_count_who_lies_inside() -> None:
 # -- Theorem 5 --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_theorem_5_needs_the_widest_margin_on_both_sides() -> None:
     _, result = tiny("theorem-5")
     best = np.array(theorem_5.PAIRS[int(result["margins"][0, 0].argmax())])
@@ -193,6 +198,7 @@ def test_theorem_5_needs_the_widest_margin_on_both_sides() -> None:
         assert doctored("theorem-5", **{**good, **bad}) == "does not hold"
 
 
+@pytest.mark.slow
 def test_label_margins_of_example_2_by_hand() -> None:
     """At p = 2 a pair's margin is half the distance of x_1 and x_2 where both bind."""
     margins = tiny("theorem-5")[1]["margins"][0, 0]
@@ -208,6 +214,7 @@ def test_label_margins_of_example_2_by_hand() -> None:
 # -- acceleration -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_acceleration_is_judged_by_its_goals_and_by_the_best_rival() -> None:
     _, result = tiny("acceleration")
     shape = result["accelerated 2"].shape
@@ -231,6 +238,7 @@ def test_acceleration_is_judged_by_its_goals_and_by_the_best_rival() -> None:
     assert doctored("acceleration", **case(1e-9, 1e-7, 2e-9)) == "does not hold"
 
 
+@pytest.mark.slow
 def test_both_rules_are_compared_with_their_own_tokens() -> None:
     _, result = tiny("acceleration")
     problem = random_problem(3)
@@ -270,6 +278,7 @@ def test_two_heads_must_go_on_falling() -> None:
         assert doctored("two-heads", **{**good, "heads 2": bad}) == "does not hold"
 
 
+@pytest.mark.slow
 def test_a_token_is_best_where_no_mixture_is_better() -> None:
     _, result = tiny("three-classes")
     problem = random_problem(3, classes=3)
@@ -309,6 +318,7 @@ def test_three_classes_hold_only_where_all_become_one_hot() -> None:
 # -- which p --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_choose_p_measures_what_a_plain_loop_measures() -> None:
     """One trial, one cell: solve, select tokens in fresh samples, compare with the planted W."""
     _, result = tiny("choose-p")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,20 @@ from mirrorhead.lab.evaluation import (
     measure,
 )
 from mirrorhead.lab.evaluation import measures as module
-from mirrorhead.lab.models import attention_maps
+from mirrorhead.lab.evaluation.sweep_results import write_run_results
+from mirrorhead.lab.models import TextSettings, attention_maps
 from mirrorhead.lab.runtime.errors import UserError
-from mirrorhead.lab.training import OptimizerSettings, RunError, load_run, sweep
+from mirrorhead.lab.training import (
+    OptimizerSettings,
+    RunError,
+    evaluate,
+    load_run,
+    load_sets,
+    preset,
+    sweep,
+)
+from mirrorhead.lab.training.run_folder import milestone_path
+from mirrorhead.lab.training.runs import complete_run
 from run_cases import make_slices, make_text_run, make_vit_run
 
 TEXT_PARTS = ["test", "weights", "pruned", "entropy", "eraser", "cad"]
@@ -44,6 +56,35 @@ def measured(folder: Path, slices: Path, *parts: str, told: list[str] | None = N
     return measure(run, EvaluationData.of(run, slices, partial=True), parts or None, tell)
 
 
+@pytest.mark.slow
+def test_accuracy_along_training_is_that_of_the_kept_weights(slices: Path, tmp_path: Path) -> None:
+    """A real run: what is kept at milestones is scored, and the results can be read back."""
+    base = preset("laptop", OptimizerSettings("adamw", lr=3e-3))
+    shares = (0.0, 0.5, 0.6, 1.0)
+    changes: Any = {"epochs": 4, "choose": "last", "milestones": shares, "fused": False}
+    small = TextSettings(vocabulary=30, dim=8, hidden=12, layers=1, heads=2, embedding_norm=True)
+    chosen = replace(base, model=small, training=replace(base.training, **changes))
+    sets = load_sets(chosen, slices, partial=True)
+    outcome, _ = complete_run(chosen, sets, tmp_path / "run")
+    found = measured(tmp_path / "run", slices)
+    assert list(found) == [*TEXT_PARTS, "milestones"]
+    reached = [epoch["train_accuracy"] for epoch in outcome.epochs]
+    assert list(found["milestones"]) == [f"{s:g}" for s in shares if s <= max(reached)]
+    model = chosen.build()
+    for share, of in found["milestones"].items():
+        assert of["epoch"] == next(i for i, r in enumerate(reached, 1) if r >= float(share))
+        assert of["train_accuracy"] == reached[of["epoch"] - 1]
+        model.load_state_dict(load_file(milestone_path(tmp_path / "run", float(share))))
+        assert of["test_accuracy"] == evaluate(model, sets.test)["accuracy"]
+    run = load_run(tmp_path / "run")
+    path = write_run_results(run, found, slices, partial=True)
+    assert path is not None
+    stored = load_results(path).optimizers[0].runs[0]
+    assert stored.best_epoch == 4
+    assert stored.measures.milestones[0.0].epoch == 1
+
+
+@pytest.mark.slow
 def test_measures_of_texts_are_the_plain_ones(slices: Path, tmp_path: Path) -> None:
     folder = make_text_run(tmp_path / "run", layers=2)
     found = measured(folder, slices)
@@ -91,6 +132,7 @@ def test_measures_of_texts_are_the_plain_ones(slices: Path, tmp_path: Path) -> N
             assert all(0 < one["auprc"] <= 1 for one in split.values())
 
 
+@pytest.mark.slow
 def test_measures_of_pictures_are_the_plain_ones(slices: Path, tmp_path: Path) -> None:
     folder = make_vit_run(tmp_path / "run")
     found = measured(folder, slices)
@@ -174,6 +216,7 @@ def test_bad_requests_are_refused_before_anything_is_computed(slices: Path, tmp_
 # --- a sweep's results ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_sweep_is_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     data = tmp_path / "data"
@@ -219,6 +262,7 @@ def test_a_sweep_is_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert collect(root, "again.json", data=data, partial=True, jobs=2) == results
 
 
+@pytest.mark.slow
 def test_texts_have_a_baseline_at_random(
     slices: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

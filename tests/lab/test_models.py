@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-import transformers
 from torch import Tensor, nn
 
 from mirrorhead import MirrorAdam, attention_param_groups
@@ -290,6 +289,8 @@ def test_a_query_that_sees_nothing_has_no_weights() -> None:
 
 
 def bert(implementation: str = "sdpa") -> HuggingFaceClassifier:
+    import transformers  # takes seconds
+
     torch.manual_seed(0)
     options: dict[str, Any] = {"attn_implementation": implementation}
     config = transformers.BertConfig(
@@ -303,6 +304,7 @@ def bert(implementation: str = "sdpa") -> HuggingFaceClassifier:
     return HuggingFaceClassifier(transformers.BertForSequenceClassification(config)).eval()
 
 
+@pytest.mark.slow
 def test_bert_is_inspected_by_the_same_code() -> None:
     ids = some_ids([9, 6])
     found = attention_maps(bert(), ids)
@@ -316,6 +318,7 @@ def test_bert_is_inspected_by_the_same_code() -> None:
         attention_maps(bert("eager"), ids)
 
 
+@pytest.mark.slow
 def test_bert_ignores_padding_and_can_be_trained() -> None:
     model = bert()
     ids = some_ids([9, 6])
@@ -330,8 +333,11 @@ def test_bert_ignores_padding_and_can_be_trained() -> None:
     assert F.cross_entropy(model(ids), labels) < 0.9 * first
 
 
+@pytest.mark.slow
 def test_another_padding_token_is_refused() -> None:
+    from transformers import BertConfig
+
     model: Any = nn.Linear(1, 1)
-    model.config = transformers.BertConfig(pad_token_id=3)
+    model.config = BertConfig(pad_token_id=3)
     with pytest.raises(ValueError, match="it has 3"):
         HuggingFaceClassifier(model)

@@ -83,6 +83,7 @@ def test_a_scorer_that_knows_is_perfect() -> None:
     assert found.sufficiency == pytest.approx(0, abs=1e-7)
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from(["a", "film", "films", "plots", "unknown"]), min_size=1))
 def test_windows_are_few_even_and_whole(words: list[str]) -> None:
     whole = wordpiece(VOCABULARY).encode(words, is_pretokenized=True)
@@ -168,6 +169,7 @@ def test_what_a_longer_revision_pushes_out_is_not_edited(tmp_path: Path) -> None
     assert found.chance == pytest.approx(1 / 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("marked", ["plot", "plotsss"])  # one piece, and four of them
 def test_scores_at_random_are_chance(marked: str) -> None:
     rng = np.random.default_rng(0)

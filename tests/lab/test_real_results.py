@@ -14,11 +14,10 @@ from scipy import stats
 from mirrorhead.lab.evaluation.results import (
     ComparisonResults,
     Histogram,
-    WeightStatistics,
     load_results,
 )
-from mirrorhead.lab.report.real_data.claims import CLAIMS, claims_of, judge_claim
-from mirrorhead.lab.report.real_data.figures import sizes
+from mirrorhead.lab.report.real_data.claims import CLAIMS, claims_of, judge_claim, judge_study
+from mirrorhead.lab.report.real_data.figures import drawings, sizes
 from mirrorhead.lab.report.real_data.statistics import Difference, outcome, welch
 from mirrorhead.lab.report.real_data.tables import tables
 from mirrorhead.lab.runtime.errors import RunError
@@ -107,6 +106,49 @@ def test_each_claim_can_come_out_each_way(
     entry = judge_claim(loaded(tmp_path, made_up(chosen.study, levels)), chosen)
     assert entry.word == holds and entry.comparisons is not None
     assert len(entry.comparisons.rows) == len(chosen.comparisons)
+
+
+@pytest.mark.parametrize(
+    ("early", "end", "holds", "says"),
+    [
+        (HIGH, HIGH, "holds", "Stopped early: "),
+        (LOW, HIGH, "holds with a remark", "As claimed at the end of training only."),
+        (HIGH, LOW, "not seen at this scale", "It was trained as the paper does"),
+        (LOW, LOW, "not seen at this scale", "at most 5 epochs"),
+    ],
+)
+def test_the_verdict_rests_on_both_regimes(
+    tmp_path: Path, early: Level, end: Level, holds: str, says: str
+) -> None:
+    others = {P3: Level(accuracy=0.845), P2: Level(accuracy=0.84)}
+    both = [
+        loaded(tmp_path, made_up(study, {**others, P11: level}))
+        for study, level in (("imdb", early), ("imdb-to-the-end", end))
+    ]
+    found = {finding.name: finding for finding in judge_study(both[1], both)}
+    assert set(found) == {f"{n}-to-the-end" for n in ("table-1", "figure-8", "token-selection")}
+    verdict = found["table-1-to-the-end"].verdict
+    assert verdict and verdict.word == holds
+    assert says in f"{verdict.measured} {verdict.remark}"
+    alone = judge_study(both[1])[0].verdict
+    assert alone and alone.word == ("holds" if end is HIGH else "not seen at this scale")
+
+
+def test_a_level_that_was_not_reached_is_left_out_and_named(tmp_path: Path) -> None:
+    content = made_up("imdb-to-the-end", {P11: HIGH})
+    del content["rivals"][0]["runs"][2]["measures"]["milestones"]["0.995"]
+    found = loaded(tmp_path, content)
+    entry = judge_study(found)[0]
+    assert entry.verdict and entry.comparisons
+    said = "at 99.5 % training accuracy: a run of MD p=1.1 has not come so far."
+    assert said in entry.verdict.measured
+    measures = [row[0].text for row in entry.comparisons.rows]
+    assert measures.count("test accuracy at 97.5 % training accuracy") == 3
+    assert measures.count("test accuracy at 99.5 % training accuracy") == 1
+    table = next(t for t in tables(found) if t.name == "imdb-to-the-end-equal-training")
+    assert table.columns[-1] == "Train 99.5 %" and table.rows[0][-1].text.endswith("(4 of 5)")
+    names = [drawing.name for drawing in drawings(found)]
+    assert "imdb-to-the-end-equal-training-figure" in names
 
 
 def test_what_was_not_run_is_not_refuted(tmp_path: Path) -> None:
@@ -240,6 +282,6 @@ def test_tables_say_what_the_file_has(tmp_path: Path) -> None:
 @given(st.lists(st.integers(0, 50), min_size=4, max_size=4))
 def test_sizes_keep_every_weight(counts: list[int]) -> None:
     histogram = Histogram((-2.0, -1.0, 0.0, 1.0, 2.0), tuple(counts))
-    edges, density = sizes(WeightStatistics(0, 0, 0, histogram))
+    edges, density = sizes(histogram)
     total = float((density * np.diff(edges)).sum())
     assert total == pytest.approx(1.0 if any(counts) else 0.0)

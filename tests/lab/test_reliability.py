@@ -40,12 +40,17 @@ def small_train(folder: Path) -> None:
     train(small_model(), Task(20), Task(20), TrainSettings(epochs=1), folder)
 
 
-@pytest.fixture
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of two epochs."""
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("finished") / "run"
     run(folder)
     return folder
+
+
+@pytest.fixture
+def trained(finished_run: Path, tmp_path: Path) -> Path:
+    """A finished run of two epochs, to be damaged."""
+    return shutil.copytree(finished_run, tmp_path / "finished" / "run")
 
 
 # --- a user's files -----------------------------------------------------------------------------
@@ -158,6 +163,7 @@ def test_weights_after_the_last_epoch_are_not_made_up(trained: Path) -> None:
         run(trained)
 
 
+@pytest.mark.slow
 def test_runs_of_the_first_version_are_read_and_resumed(trained: Path) -> None:
     """They have no checksums, and fingerprints without inputs."""
     expected = weights(trained)
@@ -324,6 +330,7 @@ def command(*arguments: str | bytes, **options: Any) -> subprocess.CompletedProc
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_silent() -> None:
     program = (
         "import subprocess, sys; reader = subprocess.Popen(['true'], stdin=subprocess.PIPE);"

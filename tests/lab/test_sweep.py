@@ -16,6 +16,7 @@ from mirrorhead.lab.training import OptimizerSettings, SweepError, sweep
 from mirrorhead.lab.training.optimizers import build_optimizer
 from mirrorhead.lab.training.presets import preset
 from mirrorhead.lab.training.run_folder import locked_run
+from mirrorhead.lab.training.settings import TrainSettings
 from mirrorhead.lab.training.sweeps import Tuned, _best
 from mirrorhead.lab.training.trials import Trial, run_key, run_trial
 
@@ -41,6 +42,7 @@ def small_sweep(pictures: Path, out: Path, **options: Any) -> list[Tuned]:
     return sweep("laptop-vit", CANDIDATES, out, **settings)
 
 
+@pytest.mark.slow
 def test_validation_chooses_and_only_the_chosen_read_test(pictures: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     adamw, momentum = small_sweep(pictures, out)
@@ -77,11 +79,12 @@ def test_the_best_on_validation_is_chosen(
 ) -> None:
     rules = [OptimizerSettings("sgd", lr=lr) for lr in (0.1, 0.2, 0.3)]
     records = [{"diverged": a is None, "validation_accuracy": a} for a in accuracies]
-    assert _best(rules, records) == (None if chosen is None else rules[chosen])
-    turned = _best(rules[::-1], records[::-1])  # whatever their order
+    assert _best(rules, records, TrainSettings()) == (None if chosen is None else rules[chosen])
+    turned = _best(rules[::-1], records[::-1], TrainSettings())  # whatever their order
     assert turned == (None if chosen is None else rules[chosen])
 
 
+@pytest.mark.slow
 def test_what_is_done_is_not_run_again(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +140,7 @@ def test_runs_on_other_data_are_not_taken(pictures: Path, tmp_path: Path) -> Non
         sweep("laptop-vit", candidates, tmp_path / "out", data=tmp_path / "other", **options)
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_named_and_the_others_are_done(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,8 +183,18 @@ def test_of_equals_the_smaller_rate_is_chosen() -> None:
         {"validation_accuracy": a, "diverged": rule.lr == 0.4}
         for a, rule in zip(accuracies, rules, strict=True)
     ]
-    assert _best(rules, records) == rules[1]
-    assert _best(rules, [{"diverged": True}] * 4) is None
+    assert _best(rules, records, TrainSettings()) == rules[1]
+    assert _best(rules, [{"diverged": True}] * 4, TrainSettings()) is None
+
+
+def test_with_milestones_a_rate_must_come_as_far_as_the_others() -> None:
+    rules = rates("sgd", 0.1, 0.2, 0.3)
+    records = [
+        {"validation_accuracy": validation, "train_accuracy": train, "diverged": False}
+        for validation, train in ((0.9, 0.94), (0.8, 0.96), (0.7, 0.97))
+    ]
+    assert _best(rules, records, TrainSettings()) == rules[0]
+    assert _best(rules, records, TrainSettings(milestones=(0.9, 0.95))) == rules[1]
 
 
 def test_keys_tell_settings_apart() -> None:

@@ -19,7 +19,7 @@ from mirrorhead.lab.cli.train import Train
 from mirrorhead.lab.models import TextSettings, ViTSettings
 from mirrorhead.lab.runtime.errors import UserError
 from mirrorhead.lab.training import OptimizerSettings, evaluate, load_run, load_sets, preset
-from mirrorhead.lab.training.presets import LAPTOP_LR, NAMES, PAPER_LR
+from mirrorhead.lab.training.presets import PRESETS, RATES
 
 
 @pytest.fixture
@@ -168,14 +168,14 @@ def test_presets_are_the_papers() -> None:
         for p in (1.1, 2.0, 3.0):
             found = preset(f"paper-{size}", p=p)
             assert found.model == TextSettings.paper(size)
-            assert found.training.optimizer.lr == PAPER_LR[size, p]
+            assert found.training.optimizer.lr == RATES[f"paper-{size}"][p]
             assert found.training.batch_size == 100
             assert found.training.stop_at == 0.995
     assert preset("vit-paper").model == ViTSettings()
     rule = OptimizerSettings("adamw", lr=1e-4)
-    for name in NAMES:
+    for name in PRESETS:
         assert preset(name, rule).training.optimizer == rule
-    for p, lr in LAPTOP_LR.items():
+    for p, lr in RATES["laptop"].items():
         assert preset("laptop", p=p).training.optimizer.lr == lr
     with torch.device("meta"):
         shapes = [p.shape for p in preset("vit-paper").build().parameters()]

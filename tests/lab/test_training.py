@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
@@ -89,6 +88,7 @@ def test_every_optimizer_learns_the_task(tmp_path: Path) -> None:
         assert outcome.best_accuracy > 0.6, name
 
 
+@pytest.mark.slow
 def test_a_batch_in_pieces_is_the_same_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +104,7 @@ def test_a_batch_in_pieces_is_the_same_step(
             assert one == pytest.approx(two, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_seeds_decide(tmp_path: Path) -> None:
     one, _ = run(tmp_path / "a")
     two, _ = run(tmp_path / "b")
@@ -112,6 +113,7 @@ def test_seeds_decide(tmp_path: Path) -> None:
     assert weights(tmp_path / "a") == weights(tmp_path / "b")
 
 
+@pytest.mark.slow
 def test_training_stops_at_an_accuracy(tmp_path: Path) -> None:
     _, outcome = run(tmp_path, epochs=60, schedule="constant", stop_at=0.9)
     accuracies = [epoch["train_accuracy"] for epoch in outcome.epochs]
@@ -119,6 +121,7 @@ def test_training_stops_at_an_accuracy(tmp_path: Path) -> None:
     assert accuracies[-1] >= 0.9 and all(a < 0.9 for a in accuracies[:-1])
 
 
+@pytest.mark.slow
 def test_the_best_weights_are_those_of_the_best_epoch(tmp_path: Path) -> None:
     _, outcome = run(tmp_path, epochs=6)
     best = small_model()
@@ -129,6 +132,41 @@ def test_the_best_weights_are_those_of_the_best_epoch(tmp_path: Path) -> None:
         assert file.metadata()["epoch"] == str(outcome.best_epoch)
     written = json.loads((tmp_path / "result.json").read_text())
     assert written["best_accuracy"] == outcome.best_accuracy
+
+
+@pytest.mark.slow
+def test_the_last_epoch_may_be_chosen_instead(tmp_path: Path) -> None:
+    model, outcome = run(tmp_path, epochs=6, choose="last")
+    last = small_model()
+    last.load_state_dict(load_file(tmp_path / "best.safetensors"))
+    assert same(last, model)
+    assert outcome.best_epoch == 6
+    assert outcome.best_accuracy == outcome.epochs[-1]["validation_accuracy"]
+    _, other = run(tmp_path / "other", epochs=6)
+    assert other.epochs == outcome.epochs  # what is kept does not change the training
+    assert other.best_epoch < 6
+
+
+@pytest.mark.slow
+def test_weights_are_kept_at_milestones(tmp_path: Path) -> None:
+    _, outcome = run(tmp_path, epochs=8, milestones=(0.0, 0.7, 0.8, 1.0))
+    reached = [epoch["train_accuracy"] for epoch in outcome.epochs]
+    kept = {path.name for path in (tmp_path / "milestones").iterdir()}
+    assert kept == {f"{m:g}.safetensors" for m in (0.0, 0.7, 0.8, 1.0) if m <= max(reached)}
+    for name in kept:
+        first = next(i for i, share in enumerate(reached) if share >= float(name[:-12]))
+        with safe_open(tmp_path / "milestones" / name, "pt") as file:
+            assert file.metadata()["epoch"] == str(first + 1)
+        then = small_model()
+        then.load_state_dict(load_file(tmp_path / "milestones" / name))
+        validation = evaluate(then, Task(60, seed=1))["accuracy"]
+        assert validation == outcome.epochs[first]["validation_accuracy"]
+
+
+def test_a_run_of_an_older_version_is_the_same_run(tmp_path: Path) -> None:
+    run(tmp_path)
+    written = json.loads((tmp_path / "settings.json").read_text())
+    assert not {"choose", "milestones"} & set(written)
 
 
 def test_evaluation_is_one_by_one(tmp_path: Path) -> None:
@@ -159,7 +197,10 @@ def test_gradients_are_clipped(tmp_path: Path) -> None:
     assert math.sqrt(moved) == pytest.approx(1e-3, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_bert_is_trained_by_the_same_loop(tmp_path: Path) -> None:
+    import transformers  # takes seconds
+
     torch.manual_seed(0)
     config = transformers.BertConfig(
         vocab_size=20,
@@ -197,6 +238,7 @@ def test_fused_steps_lead_to_the_same_weights(tmp_path: Path, name: str) -> None
 # --- folders ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, outcome = run(tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
@@ -263,6 +305,7 @@ def test_a_gradient_that_is_not_finite_is_divergence(tmp_path: Path) -> None:
         train(small_model(), Task(120), Task(60), settings, tmp_path)
 
 
+@pytest.mark.slow
 def test_the_log_has_every_event_once(tmp_path: Path) -> None:
     events: list[Event] = []
     settings = TrainSettings(epochs=3, batch_size=16, checkpoint_every=5)
@@ -322,6 +365,7 @@ def test_the_last_checkpoints_are_kept(tmp_path: Path) -> None:
     assert sorted(names) == ["step-00000008", "step-00000010", "step-00000015", "step-00000016"][1:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json"])
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path, name: str) -> None:
     run(tmp_path)
@@ -422,6 +466,8 @@ def test_a_team_trains_the_same_model(tmp_path: Path, name: str, parallel: str) 
         (lambda: TrainSettings(warmup=1.0), "warmup must be at least 0 and less than 1"),
         (lambda: TrainSettings(clip=0.0), "clip must be greater than 0"),
         (lambda: TrainSettings(stop_at=99.5), "stop_at must be above 0 and at most 1"),
+        (lambda: TrainSettings(choose="first"), "choose must be"),  # pyright: ignore[reportArgumentType]
+        (lambda: TrainSettings(milestones=(99.5,)), "milestones must be from 0 to 1"),
         (lambda: TrainSettings(schedule="linear"), "schedule must be"),  # pyright: ignore[reportArgumentType]
         (lambda: TrainSettings(parallel="none"), "parallel must be"),  # pyright: ignore[reportArgumentType]
     ],

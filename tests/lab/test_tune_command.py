@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from mirrorhead._files import write_json
 from mirrorhead.lab.cli.main import main
 from mirrorhead.lab.datasets import DataError, load_own_sentences, load_sentences
 from mirrorhead.lab.models.pretrained import PretrainedClassifier, Tokens, accuracy
@@ -28,6 +29,7 @@ def tune(texts: Path, base: Path, out: Path, *options: str) -> int:
     return main(["tune", str(texts), "--base", str(base), "--out", str(out), *options])
 
 
+@pytest.mark.slow
 def test_the_patch_gives_the_scored_model_and_the_base_back(
     texts: Path, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -53,6 +55,7 @@ def test_the_patch_gives_the_scored_model_and_the_base_back(
     ).read_bytes()
 
 
+@pytest.mark.slow
 def test_it_learns_and_prints_a_table(
     texts: Path, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -64,6 +67,7 @@ def test_it_learns_and_prints_a_table(
     assert table[0]["validation"] > 0.9
 
 
+@pytest.mark.slow
 def test_the_same_command_gives_the_same_patch(texts: Path, base: Path, tmp_path: Path) -> None:
     for name in "ab":
         assert tune(texts, base, tmp_path / name, "--epochs", "1", "--texts", "64") == 0
@@ -71,6 +75,75 @@ def test_the_same_command_gives_the_same_patch(texts: Path, base: Path, tmp_path
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
+class Stop(Exception):
+    pass
+
+
+def stop(*args: object, **kwargs: object) -> None:
+    raise Stop
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["the second epoch", "the patch", "the table"])
+def test_an_interrupted_run_resumes_to_the_bit(
+    where: str, texts: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    options = ["--epochs", "2", "--texts", "96"]
+    assert tune(texts, base, tmp_path / "whole", *options) == 0
+    steps: list[str] = []
+
+    def advance(bars: object, name: str) -> None:
+        steps.append(name)
+        if len(steps) > 96 // 32:
+            raise Stop
+
+    def write_but_the_table(path: Path, content: object) -> None:
+        if path.name == "table.json":
+            raise Stop
+        write_json(path, content)
+
+    stops = {
+        "the second epoch": ("mirrorhead.lab.runtime.progress.ProgressBars.advance", advance),
+        "the patch": ("mirrorhead.patches.Patch.save", stop),
+        "the table": ("mirrorhead.lab.cli.tune.write_json", write_but_the_table),
+    }
+    with monkeypatch.context() as patched:
+        patched.setattr(*stops[where])
+        with pytest.raises(Stop):
+            tune(texts, base, tmp_path / "run", *options)
+    assert not (tmp_path / "run" / "table.json").exists()
+    capsys.readouterr()
+    assert tune(texts, base, tmp_path / "run", *options) == 0
+    first = capsys.readouterr().out
+    names = sorted(path.name for path in (tmp_path / "whole").iterdir())
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == names
+    for name in ("patch.safetensors", "table.json", "metrics.json"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    # A finished run is shown again; nothing is computed.
+    monkeypatch.setattr("mirrorhead.lab.training.tuning.fine_tune", stop)
+    assert tune(texts, base, tmp_path / "run", *options) == 0
+    shown = capsys.readouterr().out
+    assert "patch:" in shown and first.endswith(shown)
+
+
+@pytest.mark.slow
+def test_a_folder_that_is_not_this_run_is_left_alone(
+    texts: Path, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "notes.txt").write_text("mine")
+    assert tune(texts, base, own) == 2
+    assert "is not empty and holds no run" in capsys.readouterr().err
+    (own / "settings.json").write_text('{"p": 1.5}')
+    assert tune(texts, base, own) == 2
+    assert "holds a run with another task" in capsys.readouterr().err
+    assert (own / "settings.json").read_text() == '{"p": 1.5}'
+    assert sorted(path.name for path in own.iterdir()) == ["notes.txt", "settings.json"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [

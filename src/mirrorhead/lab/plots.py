@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Figure
+else:
+    Figure = Any  # matplotlib takes long to import, and most processes draw nothing
 
 #: Okabe and Ito's colours, distinguishable with any colour vision; their yellow is too pale here.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5C5C5C")
@@ -56,6 +59,15 @@ def panels(columns: int, rows: int = 1, height: float = 3.4, **options: Any) -> 
     figure = Figure(figsize=(8, height), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, **options)
     return figure, axes[0] if rows == 1 else axes
+
+
+def divergence_panels(exponents: Sequence[float]) -> tuple[Figure, Any]:
+    """Return a panel for each p, to draw divergences to the AttSVM against steps."""
+    figure, axes = panels(len(exponents), sharey=True)
+    for axis, p in zip(axes, exponents, strict=True):
+        axis.set(xscale="log", yscale="log", xlabel="step", title=f"p = {p:g}")
+    axes[0].set_ylabel("divergence to the AttSVM")
+    return figure, axes
 
 
 def mean_band(axis: Any, x: Any, values: np.ndarray, **line: Any) -> None:

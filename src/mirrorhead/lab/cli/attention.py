@@ -1,4 +1,4 @@
-"""`mirrorhead attention`: what a run readings at in a sentence, in the terminal or as a page."""
+"""`mirrorhead attention`: what a run attends to in a sentence, in the terminal or as a page."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from tyro.conf import FlagCreatePairsOff, Positional, arg
+from tyro.conf import Positional, arg
 
 from mirrorhead._files import write_atomically
+from mirrorhead.lab.cli.options import Flag
 from mirrorhead.lab.runtime.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ PALE, DEEP = (255, 255, 255), (240, 180, 41)
 
 @dataclass(frozen=True)
 class Attention:
-    """Show what a run on texts readings at, and what it says, for sentences of your own."""
+    """Show what a run on texts attends to, and what it predicts, for sentences of your own."""
 
     folder: Annotated[Positional[Path], arg(metavar="RUN")]
     """The folder of a run."""
@@ -35,13 +36,13 @@ class Attention:
     """From 0."""
     head: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: all)")] = None
     """From 0."""
-    rollout: Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")] = False
+    rollout: Flag = False
     """All layers together, by attention rollout, instead of one."""
     html: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
     """Write a page instead, in which one can point at tokens."""
     data: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None
     """The folder of all data sets, for the vocabulary (default: $MIRRORHEAD_DATA)."""
-    partial: Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")] = False
+    partial: Flag = False
     """Accept another vocabulary than BERT's, as a run with --partial does."""
 
     def run(self) -> int:
@@ -109,7 +110,7 @@ class Attention:
                 raise UserError(f"--{name} must be from 0 to {count - 1}, got {value}")
 
     def _rows(self, reading: AttentionReading) -> list[tuple[str, Tensor]]:
-        """What [CLS] readings at, with a name for each line."""
+        """Return the attention of [CLS], with a name for each line."""
         if self.rollout:
             return [("rollout", reading.rollout[0])]
         layer = -1 if self.layer is None else self.layer

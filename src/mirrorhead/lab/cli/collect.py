@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import FlagCreatePairsOff, Positional, arg
+from tyro.conf import Positional, arg
 
+from mirrorhead.lab.cli.options import DataFolder, Partial
 from mirrorhead.lab.runtime.errors import UserError
 
 
@@ -24,10 +25,8 @@ class Collect:
     """The file to write, such as results/imdb.json."""
     jobs: Annotated[int, arg(metavar="N")] = 1
     """Processes at once, of one thread each."""
-    data: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None
-    """The folder of all data sets (default: $MIRRORHEAD_DATA)."""
-    partial: Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")] = False
-    """Accept a slice of the data sets."""
+    data: DataFolder = None
+    partial: Partial = False
 
     def run(self) -> int:
         """Measure what is missing, write the file, and say where it is."""

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
+from tyro.conf import Positional, UseAppendAction, arg
+
+from mirrorhead.lab.cli.options import DataFolder, Partial
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-Part = Literal["test", "weights", "pruned", "entropy", "eraser", "cad"]
+Part = Literal["test", "weights", "pruned", "entropy", "eraser", "cad", "milestones"]
 #: Of the parts with human annotations: a title, what is counted, splits, and what is shown.
 ANNOTATED = {
     "eraser": (
@@ -40,12 +42,11 @@ class Evaluate:
     on: Annotated[
         tuple[Part, ...], UseAppendAction, arg(metavar="PART", help_behavior_hint="")
     ] = ()
-    """Measure this alone: test (accuracy), weights, pruned, entropy, eraser (rationales) or cad
-    (counterfactual edits); may be repeated. All that fit the run if not given."""
-    data: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None
-    """The folder of all data sets (default: $MIRRORHEAD_DATA)."""
-    partial: Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")] = False
-    """Accept a slice of the data sets."""
+    """Measure this alone: test (accuracy), weights, pruned, entropy, eraser (rationales), cad
+    (counterfactual edits) or milestones (accuracy along training); may be repeated. All that fit
+    the run if not given."""
+    data: DataFolder = None
+    partial: Partial = False
 
     def run(self) -> int:
         """Measure what is missing, print everything that was asked for."""
@@ -93,6 +94,13 @@ def tables(found: dict[str, Any]) -> Iterable[Table]:
             row = [_number(x) for x in (values["mean"], *values["by_head"])]
             heads = [f"head {i}" for i in range(len(row) - 1)]
             yield _table("Entropy of [CLS]'s attention, last layer", ["mean", *heads], [row])
+        elif part == "milestones":
+            rows = [
+                [f"{float(share):.1%}", str(of["epoch"]), f"{of['test_accuracy']:.2%}"]
+                for share, of in values.items()
+            ]
+            columns = ["training accuracy reached", "epoch", "test accuracy"]
+            yield _table("Along training", columns, rows)
         else:
             title, count, splits, columns = ANNOTATED[part]
             for split in splits:

@@ -16,6 +16,7 @@ from mirrorhead._version import __version__
 from mirrorhead.lab.cli.attention import Attention
 from mirrorhead.lab.cli.collect import Collect
 from mirrorhead.lab.cli.evaluate import Evaluate
+from mirrorhead.lab.cli.margins import Margins
 from mirrorhead.lab.cli.patch import Patch
 from mirrorhead.lab.cli.playground import Playground
 from mirrorhead.lab.cli.report import Report
@@ -32,6 +33,7 @@ COMMANDS = {
     "evaluate": Evaluate,
     "collect": Collect,
     "attention": Attention,
+    "margins": Margins,
     "report": Report,
     "tune": Tune,
     "patch": Patch,

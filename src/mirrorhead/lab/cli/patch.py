@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tyro.conf import FlagCreatePairsOff, OmitSubcommandPrefixes, Positional, arg, subcommand
+from tyro.conf import OmitSubcommandPrefixes, Positional, arg, subcommand
 
+from mirrorhead.lab.cli.options import Flag, Json
 from mirrorhead.lab.runtime.errors import UserError
 
 if TYPE_CHECKING:
     import mirrorhead as mh
 
 _Out = Annotated[Path, arg(aliases=["-o"], metavar="PATH")]
-_Flag = Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")]
 
 
 @dataclass(frozen=True)
@@ -40,17 +40,15 @@ class Make:
     """Change every weight that moved by more than this."""
     whole: tuple[str, ...] = ()
     """Patterns of tensors to store whole, such as "classifier.*" "*.bias"; they may be new."""
-    no_originals: _Flag = False
+    no_originals: Flag = False
     """Leave out the base's values: the patch is smaller, and `revert` is not possible."""
-    json: _Flag = False
-    """Print a JSON object."""
+    json: Json = False
 
     def run(self) -> int:
         import mirrorhead as mh
 
+        _check_new(self.out)
         with _errors(), _bar("comparing") as progress:
-            if self.out.exists():
-                raise UserError(f"--out {self.out} exists; give the path of a new file")
             patch = mh.Patch.between(
                 self.base,
                 self.tuned,
@@ -62,12 +60,7 @@ class Make:
                 progress=progress,
             )
             patch.save(self.out, originals=not self.no_originals)
-        if self.json:
-            _print_json(_summary(patch, self.out))
-        else:
-            print(patch)
-            print(f"patch: {self.out}")
-        return 0
+        return _show_saved(patch, self.out, self.json)
 
 
 @dataclass(frozen=True)
@@ -80,23 +73,12 @@ class Apply:
     """The patch."""
     out: _Out
     """The file or folder to write."""
-    verify: _Flag = False
+    verify: Flag = False
     """Read the copy again and compare it with the hashes of the model the patch was made from."""
-    json: _Flag = False
-    """Print a JSON object."""
+    json: Json = False
 
     def run(self) -> int:
-        import mirrorhead as mh
-
-        with _errors():
-            patch = mh.Patch.load(self.patch)
-            with _bar("applying") as progress:
-                patch.apply(self.base, self.out, progress=progress)
-            if self.verify:
-                with _bar("verifying") as progress:
-                    patch.verify(self.out, progress=progress)
-        _report(self.out, "patched", self.verify, self.json)
-        return 0
+        return _write_copy(self, self.base, reverting=False)
 
 
 @dataclass(frozen=True)
@@ -109,23 +91,12 @@ class Revert:
     """The patch."""
     out: _Out
     """The file or folder to write."""
-    verify: _Flag = False
+    verify: Flag = False
     """Read what was written and compare it with the hashes of the base."""
-    json: _Flag = False
-    """Print a JSON object."""
+    json: Json = False
 
     def run(self) -> int:
-        import mirrorhead as mh
-
-        with _errors():
-            patch = mh.Patch.load(self.patch)
-            with _bar("reverting") as progress:
-                patch.revert(self.patched, self.out, progress=progress)
-            if self.verify:
-                with _bar("verifying") as progress:
-                    patch.verify_base(self.out, progress=progress)
-        _report(self.out, "base", self.verify, self.json)
-        return 0
+        return _write_copy(self, self.patched, reverting=True)
 
 
 @dataclass(frozen=True)
@@ -136,8 +107,7 @@ class Info:
     """The patch."""
     largest: int = 10
     """Number of largest changes to show."""
-    json: _Flag = False
-    """Print a JSON object."""
+    json: Json = False
 
     def run(self) -> int:
         import mirrorhead as mh
@@ -170,26 +140,19 @@ class Merge:
     """The base; with it, the merged patch knows the hashes that --verify compares with."""
     without: tuple[str, ...] = ()
     """Patterns of tensors to leave out, such as "head.*"."""
-    json: _Flag = False
-    """Print a JSON object."""
+    json: Json = False
 
     def run(self) -> int:
         import mirrorhead as mh
 
         if len(self.patches) < 2:
             raise UserError(f"give at least two patches, got {len(self.patches)}")
-        if self.out.exists():
-            raise UserError(f"--out {self.out} exists; give the path of a new file")
+        _check_new(self.out)
         with _errors():
             parts = [mh.Patch.load(path).without(*self.without) for path in self.patches]
             merged = mh.Patch.merge(parts, self.method, base=self.base)
             merged.save(self.out)
-        if self.json:
-            _print_json(_summary(merged, self.out))
-        else:
-            print(merged)
-            print(f"patch: {self.out}")
-        return 0
+        return _show_saved(merged, self.out, self.json)
 
 
 @dataclass(frozen=True)
@@ -219,28 +182,46 @@ def _errors() -> Iterator[None]:
 
 @contextmanager
 def _bar(label: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar in bytes on the terminal, if there is one."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+    """Yield a function that shows how many bytes of the total are done."""
+    from mirrorhead.lab.runtime.progress import ProgressBars
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    console = Console(stderr=True)
-    with Progress(
-        *columns,
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as bar:
-        task = bar.add_task(label, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    with ProgressBars({label: None}, "bytes") as bars:
+        yield lambda done, total: bars.update(label, done, total=total)
 
 
-def _report(out: Path, what: str, verified: bool, as_json: bool) -> None:
-    if as_json:
-        _print_json({"out": str(out), "what": what, "verified": verified})
+def _write_copy(command: Apply | Revert, source: Path, reverting: bool) -> int:
+    import mirrorhead as mh
+
+    with _errors():
+        patch = mh.Patch.load(command.patch)
+        write, verify = (
+            (patch.revert, patch.verify_base) if reverting else (patch.apply, patch.verify)
+        )
+        with _bar("reverting" if reverting else "applying") as progress:
+            write(source, command.out, progress=progress)
+        if command.verify:
+            with _bar("verifying") as progress:
+                verify(command.out, progress=progress)
+    what = "base" if reverting else "patched"
+    if command.json:
+        _print_json({"out": str(command.out), "what": what, "verified": command.verify})
     else:
-        print(f"{what}: {out}{' (verified to the bit)' if verified else ''}")
+        print(f"{what}: {command.out}{' (verified to the bit)' if command.verify else ''}")
+    return 0
+
+
+def _show_saved(patch: mh.Patch, file: Path, as_json: bool) -> int:
+    if as_json:
+        _print_json(_summary(patch, file))
+    else:
+        print(patch)
+        print(f"patch: {file}")
+    return 0
+
+
+def _check_new(out: Path) -> None:
+    if out.exists():
+        raise UserError(f"--out {out} exists; give the path of a new file")
 
 
 def _summary(patch: mh.Patch, file: Path, largest: int = 10) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from mirrorhead.lab.runtime.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mirrorhead.lab.evaluation.results import ComparisonResults
     from mirrorhead.lab.report.findings import Finding
+    from mirrorhead.lab.report.part import Part
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Report:
     out: Annotated[Path, arg(metavar="FOLDER")] = Path("out")
     """Where experiments are, and where the report goes."""
     results: Annotated[Path, arg(metavar="FOLDER")] = Path("results")
-    """Where imdb.json and cifar10.json are."""
+    """Where the files of studies are, such as imdb.json."""
     runs: Annotated[Path, arg(metavar="FOLDER")] = Path("runs")
     """Where the folders of single runs are; those that `mirrorhead evaluate` has measured count."""
     markdown: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
@@ -41,18 +41,18 @@ class Report:
         """Read, judge, write the report, print verdicts and its path."""
         from rich.console import Console
 
-        from mirrorhead.lab.evaluation.results import load_comparisons, load_single_runs
+        from mirrorhead.lab.evaluation.results import load_single_runs
         from mirrorhead.lab.report.findings import with_stored
         from mirrorhead.lab.report.markdown import write_markdown
         from mirrorhead.lab.report.page import check_free, write_report
-        from mirrorhead.lab.report.real_data import part
-        from mirrorhead.lab.report.real_data.single_runs import single_runs
+        from mirrorhead.lab.report.real_data import single_runs
+        from mirrorhead.lab.report.studies import study_parts
         from mirrorhead.lab.report.terminal import print_findings, print_place
 
         page = self.out / "report.html"
         try:
             check_free(page)
-            studies = load_comparisons(self.results)
+            studies = study_parts(self.results)
             evaluated = load_single_runs(self.runs)
             findings = with_stored([], self.out)
             missing = self._missing(findings, studies)
@@ -60,9 +60,10 @@ class Report:
                 ways = "; ".join(f"{what} {command}" for what, command in missing)
                 raise UserError(f"there is nothing to report. {ways}")
             if self.markdown is not None and not studies:
-                raise UserError(f"--markdown needs imdb.json or cifar10.json in {self.results}")
-            parts = [part(study) for study in studies]
-            parts += [single_runs(evaluated)] if evaluated else []
+                raise UserError(
+                    f"--markdown needs the file of a study, such as imdb.json, in {self.results}"
+                )
+            parts = [*studies, *([single_runs(evaluated)] if evaluated else [])]
             write_report(page, findings, parts, missing)
             if self.markdown is not None:
                 write_markdown(self.markdown, studies)
@@ -76,10 +77,10 @@ class Report:
         return 0
 
     def _missing(
-        self, findings: Sequence[Finding], studies: Sequence[ComparisonResults]
+        self, findings: Sequence[Finding], studies: Sequence[Part]
     ) -> list[tuple[str, str]]:
         """Say what is not there, and the command that makes it."""
-        from mirrorhead.lab.evaluation.results import DATA_SETS
+        from mirrorhead.lab.evaluation.results import STUDIES
 
         found = []
         names = [name for name in NAMES if name not in {finding.name for finding in findings}]
@@ -91,7 +92,7 @@ class Report:
                 what = f"{self.out} has no complete results of experiments."
             command = shlex.join([*words, "--out", str(self.out)])
             found.append((f"{what} To run them:", command))
-        for name in DATA_SETS:
+        for name in STUDIES:
             if name not in {study.name for study in studies}:
                 path = self.results / f"{name}.json"
                 command = f"mirrorhead sweep {name} && mirrorhead collect runs/{name} --out"

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from tyro.conf import FlagCreatePairsOff, UseAppendAction, arg
+from tyro.conf import UseAppendAction, arg
 
-from mirrorhead.lab.cli.backends import BackendName, chosen_backend
+from mirrorhead.lab.cli.options import Address, BackendName, Flag, Jobs, chosen_backend
 from mirrorhead.lab.experiments import NAMES
 from mirrorhead.lab.runtime.errors import UserError
 
@@ -41,24 +41,20 @@ class Reproduce:
     """Where results and report go."""
     results: Annotated[Path, arg(metavar="FOLDER")] = Path("results")
     """Where results on real data are, if there are any."""
-    full: Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")] = False
+    full: Flag = False
     """The paper's sizes instead of those for a demonstration."""
     backend: BackendName = "local"
-    """Where to compute: on this machine, on the dask cluster at --address, or as SLURM jobs."""
-    address: Annotated[str, arg(metavar="ADDRESS", help_behavior_hint="")] = ""
-    """The dask scheduler, such as tcp://host:8786."""
-    jobs: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: all cores)")] = None
-    """Processes of the local backend."""
+    address: Address = ""
+    jobs: Jobs = None
 
     def run(self) -> int:
         """Compute, write the report, print verdicts and its path."""
         from rich.console import Console
 
-        from mirrorhead.lab.evaluation.results import load_comparisons
         from mirrorhead.lab.experiments.runner import execute
         from mirrorhead.lab.report.findings import finding_of, with_stored
         from mirrorhead.lab.report.page import check_free, write_report
-        from mirrorhead.lab.report.real_data import part
+        from mirrorhead.lab.report.studies import study_parts
         from mirrorhead.lab.report.terminal import print_findings, print_place
 
         out = self.out or Path("out-full" if self.full else "out")
@@ -67,10 +63,9 @@ class Reproduce:
         backend = chosen_backend(self.backend, self.address, self.jobs, out)
         try:
             check_free(page)
-            studies = load_comparisons(self.results)  # damaged files are named before the work
+            parts = study_parts(self.results)  # damaged files are named before the work
             execute(runs, out, backend, console)
             findings = [finding_of(run, out) for run in runs]
-            parts = [part(study) for study in studies]
             write_report(page, with_stored(findings, out), parts)
         except OSError as error:
             raise UserError(str(error)) from error

@@ -9,14 +9,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
+from tyro.conf import Positional, UseAppendAction, arg
 
-from mirrorhead.lab.cli.backends import BackendName, chosen_backend
+from mirrorhead.lab.cli.options import (
+    Address,
+    BackendName,
+    DataFolder,
+    Jobs,
+    Partial,
+    PresetInt,
+    chosen_backend,
+)
 from mirrorhead.lab.runtime.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress
 
     from mirrorhead.lab.runtime.jobs import Backend, Failure
     from mirrorhead.lab.training import Tuned
@@ -38,8 +45,8 @@ class Sweep:
     even if another sweep made them in the same folder.
     """
 
-    task: Positional[Literal["imdb", "cifar10"]]
-    """What to train on."""
+    task: Positional[Literal["imdb", "imdb-to-the-end", "cifar10"]]
+    """What to train on; imdb-to-the-end at a constant rate, to 99.5 % training accuracy."""
     candidate: Annotated[
         tuple[str, ...],
         UseAppendAction,
@@ -59,17 +66,12 @@ class Sweep:
         tuple[int, ...], arg(metavar="N ...", help_behavior_hint="(default: 5 or 3 of them)")
     ] = ()
     """Seeds of the runs that are compared. Tuning uses the first."""
-    epochs: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: preset's)")] = None
+    epochs: PresetInt = None
     backend: BackendName = "local"
-    """Where to compute: on this machine, on the dask cluster at --address, or as SLURM jobs."""
-    address: Annotated[str, arg(metavar="ADDRESS", help_behavior_hint="")] = ""
-    """The dask scheduler, such as tcp://host:8786."""
-    jobs: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: all cores)")] = None
-    """Processes of the local backend."""
-    data: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None
-    """The folder of all data sets (default: $MIRRORHEAD_DATA)."""
-    partial: Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")] = False
-    """Accept a slice of the data sets."""
+    address: Address = ""
+    jobs: Jobs = None
+    data: DataFolder = None
+    partial: Partial = False
     out: Annotated[
         Path | None, arg(metavar="FOLDER", help_behavior_hint="(default: runs/imdb or so)")
     ] = None
@@ -81,7 +83,7 @@ class Sweep:
 
         from mirrorhead.lab.training import SweepError
         from mirrorhead.lab.training.comparisons import COMPARISONS
-        from mirrorhead.lab.training.sweeps import record_path
+        from mirrorhead.lab.training.sweeps import Asked
 
         usual, console = COMPARISONS[self.task], Console()
         out = self.out or Path("runs") / self.task
@@ -97,7 +99,7 @@ class Sweep:
                 print(f"mirrorhead: {name}: {error}", file=sys.stderr)
                 continue
             _print_table(name, tuned, seeds, console)
-            print(f"record: {record_path(out, name, candidates, seeds, self.epochs)}")
+            print(f"record: {Asked.of(name, candidates, seeds, self.epochs).record(out)}")
         return 1 if failed else 0
 
     def _sweep(
@@ -110,15 +112,21 @@ class Sweep:
         console: Console,
     ) -> list[Tuned]:
         from mirrorhead.lab.runtime.jobs import BackendError
+        from mirrorhead.lab.runtime.progress import ProgressBars
         from mirrorhead.lab.training import sweep
 
         runs = sum(map(len, candidates.values())) + len(candidates) * len(seeds)
-        lines = _Lines(name, runs, console)
+        bars = ProgressBars({name: runs}, "runs", console)
+
+        def listener(trial: Trial, outcome: dict[str, Any] | Failure, stored: bool) -> None:
+            bars.advance(name)
+            bars.say(_outcome(trial, outcome, stored))
+
         try:
-            with lines.progress:
+            with bars:
                 return sweep(
                     name, candidates, out, seeds=seeds, epochs=self.epochs, backend=backend,
-                    data=self.data, partial=self.partial, listener=lines.add,
+                    data=self.data, partial=self.partial, listener=listener,
                 )  # fmt: skip
         except (BackendError, ValueError) as error:
             raise UserError(str(error)) from error
@@ -138,50 +146,27 @@ class Sweep:
         return found
 
     def _presets(self) -> list[str]:
-        from mirrorhead.lab.training import OptimizerSettings, preset
+        from mirrorhead.lab.training.comparisons import COMPARISONS
+        from mirrorhead.lab.training.presets import PRESETS
 
+        task = PRESETS[COMPARISONS[self.task].preset].data
         for name in self.preset:
-            try:
-                data = preset(name, OptimizerSettings("sgd")).data
-            except ValueError as error:
-                raise UserError(f"--{error}") from error
-            if data != self.task:
-                raise UserError(f"--preset {name} is for {data}, not for {self.task}")
+            if name not in PRESETS:
+                raise UserError(f"--preset must be one of {', '.join(PRESETS)}, got {name!r}")
+            if PRESETS[name].data != task:
+                raise UserError(f"--preset {name} is for {PRESETS[name].data}, not for {task}")
         return list(dict.fromkeys(self.preset))
 
 
-class _Lines:
-    """A bar over the runs in a terminal; elsewhere a line for each run that ends."""
-
-    def __init__(self, name: str, runs: int, console: Console) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-        from rich.progress import TimeElapsedColumn as Elapsed
-
-        self.console = console
-        self.progress: Progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("runs"),
-            Elapsed(),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self.bar = self.progress.add_task(name, total=runs)
-
-    def add(self, trial: Trial, outcome: dict[str, Any] | Failure, stored: bool) -> None:
-        """A run has ended, or was there."""
-        self.progress.advance(self.bar)
-        if isinstance(outcome, dict):
-            said = (
-                "diverged"
-                if outcome["diverged"]
-                else "validation {:.2%}".format(outcome["validation_accuracy"])
-            )
-        else:
-            said = f"failed: {outcome.message}"
-        text = f"{trial}: {said}{' (done before)' if stored else ''}"
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+def _outcome(trial: Trial, outcome: dict[str, Any] | Failure, stored: bool) -> str:
+    """Return the line about a run that has ended, or was there."""
+    if not isinstance(outcome, dict):
+        said = f"failed: {outcome.message}"
+    elif outcome["diverged"]:
+        said = "diverged"
+    else:
+        said = f"validation {outcome['validation_accuracy']:.2%}"
+    return f"{trial}: {said}{' (done before)' if stored else ''}"
 
 
 def _print_table(name: str, tuned: Sequence[Tuned], seeds: Sequence[int], console: Console) -> None:

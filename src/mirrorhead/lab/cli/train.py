@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tyro.conf import FlagCreatePairsOff, Positional, arg
+from tyro.conf import Positional, arg
 
+from mirrorhead.lab.cli.options import DataFolder, Download, Flag, Partial, PresetInt, RunFolder
 from mirrorhead.lab.runtime.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ class Train:
     task: Positional[Literal["imdb", "cifar10"]]
     """What to train on."""
     preset: Annotated[str, arg(help_behavior_hint="(default: laptop, or laptop-vit)")] = ""
-    """laptop, paper-3, paper-4 or paper-6 for imdb; laptop-vit or vit-paper for cifar10."""
+    """laptop, laptop-to-the-end, paper-3, paper-4 or paper-6 for imdb; laptop-vit or vit-paper for
+    cifar10."""
     optimizer: Literal["mirror-descent", "mirror-adam", "adamw", "sgd", "proximal-l1"] = (
         "mirror-descent"
     )
@@ -60,29 +62,21 @@ class Train:
         float | None, arg(metavar="SHARE", help_behavior_hint="(default: preset's)")
     ] = None
     """Stop after an epoch with this training accuracy, such as 0.995; 0 never stops early."""
-    epochs: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: preset's)")] = None
-    batch_size: Annotated[
-        int | None, arg(metavar="N", help_behavior_hint="(default: preset's)")
-    ] = None
+    epochs: PresetInt = None
+    batch_size: PresetInt = None
     """Examples per step, over all processes together."""
     seed: int = 0
     """Seed of the first weights, the order of examples, and dropout."""
-    compile: Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")] = False
+    compile: Flag = False
     """Train through torch.compile."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """With torchrun: replicate the model, or shard it."""
-    data: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None
-    """The folder of all data sets (default: $MIRRORHEAD_DATA)."""
-    download: Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")] = False
-    """Download data sets that are missing."""
-    partial: Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")] = False
-    """Accept a slice of the data sets."""
-    tensorboard: Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")] = False
+    data: DataFolder = None
+    download: Download = False
+    partial: Partial = False
+    tensorboard: Flag = False
     """Also write the losses and accuracies for TensorBoard, to tensorboard/ in the run's folder."""
-    out: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="(default: runs/...)")] = (
-        None
-    )
-    """The folder of this run."""
+    out: RunFolder = None
 
     def run(self) -> int:
         """Train, score the best epoch on test, print and write the outcome."""
@@ -189,19 +183,22 @@ class Train:
     def _name(self, chosen: Preset) -> str:
         """Return a name for the folder that differs between runs with different settings."""
         rule = chosen.training.optimizer
+        given = {
+            "p": rule.p,
+            "momentum": rule.momentum or None,
+            "normalize-": rule.normalize,
+            "decay": rule.weight_decay or None,
+            "l1-": rule.l1 or None,
+            "batch": self.batch_size,
+            "": self.schedule,
+            "warmup": self.warmup,
+            "clip": self.clip,
+            "stop-at": self.stop_at,
+        }
         words = [self._preset_name(), self.task, rule.name, f"lr{rule.lr:g}"]
-        words += [f"p{rule.p:g}"] if rule.p is not None else []
-        words += [f"momentum{rule.momentum:g}"] if rule.momentum else []
-        words += [f"normalize-{rule.normalize}"] if rule.normalize else []
-        words += [f"decay{rule.weight_decay:g}"] if rule.weight_decay else []
-        words += [f"l1-{rule.l1:g}"] if rule.l1 else []
-        words += [f"batch{self.batch_size}"] if self.batch_size is not None else []
-        for option in ("schedule", "warmup", "clip", "stop_at"):
-            value = getattr(self, option)
+        for option, value in given.items():
             if value is not None:
-                words.append(
-                    f"{option.replace('_', '-')}{value:g}" if option != "schedule" else value
-                )
+                words.append(option + (value if isinstance(value, str) else f"{value:g}"))
         words += ["fsdp"] if self.parallel == "fsdp" else []
         words += ["compiled"] if self.compile else []
         return "-".join([*words, f"seed{self.seed}"])

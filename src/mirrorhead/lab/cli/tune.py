@@ -8,14 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from tyro.conf import FlagCreatePairsOff, Positional, arg
+from tyro.conf import Positional, arg
 
-from mirrorhead._files import write_json
+from mirrorhead._files import remove_folder, write_json
+from mirrorhead.lab.cli.options import DataFolder, Download, Json, Partial, RunFolder
 from mirrorhead.lab.runtime.errors import UserError
 
 if TYPE_CHECKING:
     from mirrorhead.lab.datasets import Sentences
     from mirrorhead.lab.training.tuning import SizeRow
+
+SETTINGS, TABLE = "settings.json", "table.json"
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,8 @@ class Tune:
     """Fine-tune a text classifier so that few weights change, and write them as a patch.
 
     The encoder's matrices are trained by mirror descent centred at the base's weights; a new
-    head is trained by AdamW. The table that is printed shows accuracy against the patch's size.
+    head is trained by AdamW. The table that is printed shows accuracy against the patch's size. A
+    run that was interrupted resumes after its last epoch, by the same command.
     """
 
     task: Positional[str]
@@ -46,18 +50,11 @@ class Tune:
     """Tokens of a text; the rest is cut off."""
     seed: int = 0
     """Of the draw and the order of the texts."""
-    data: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None
-    """The folder of all data sets (default: $MIRRORHEAD_DATA)."""
-    download: Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")] = False
-    """Fetch the task's texts if they are missing."""
-    partial: Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")] = False
-    """Accept a slice of the data sets."""
-    out: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="(default: runs/...)")] = (
-        None
-    )
-    """The folder of this run."""
-    json: Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")] = False
-    """Print a JSON object."""
+    data: DataFolder = None
+    download: Download = False
+    partial: Partial = False
+    out: RunFolder = None
+    json: Json = False
 
     def run(self) -> int:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a folder is all that is read
@@ -74,6 +71,7 @@ class Tune:
     def _tune(self) -> int:
         from mirrorhead.lab.models.pretrained import PretrainedClassifier, default_encoder
         from mirrorhead.lab.runtime.progress import ProgressBars
+        from mirrorhead.lab.training.checkpoints import checkpoints
         from mirrorhead.lab.training.tuning import (
             SHARES,
             TuneSets,
@@ -98,15 +96,15 @@ class Tune:
             + ("" if self.reach is None else f"-reach{self.reach:g}")
             + f"-seed{self.seed}"
         )
-        if (folder / "patch.safetensors").exists():
-            raise UserError(f"{folder} holds a finished run; give another --out")
         base = self.base or default_encoder()
+        about = {"task": task.name, "classes": list(task.classes), "base": str(base)}
+        about |= {"keep": self.keep} | dataclasses.asdict(settings)
+        if _claimed(folder, about) and (folder / TABLE).exists():
+            return self._show(folder, base)
         model = PretrainedClassifier(base, len(task.classes))
         weights = sum(matrix.numel() for matrix in model.train_matrices().values())
         sets = TuneSets.of(task, base, settings)
-        about = {"task": task.name, "classes": list(task.classes), "base": str(base)}
-        write_json(folder / "settings.json", about | dataclasses.asdict(settings))
-
+        write_json(folder / SETTINGS, about)
         steps = self.epochs * max(1, len(sets.train) // self.batch_size)
         with ProgressBars({task.name: steps}, "steps") as bars:
             result = fine_tune(
@@ -117,24 +115,37 @@ class Tune:
                 on_epoch=lambda epoch, loss, right: bars.say(
                     f"epoch {epoch}: loss {loss:.4f}, validation {right:.1%}"
                 ),
+                checkpoints=folder / "checkpoints",
             )
         write_json(folder / "metrics.json", dataclasses.asdict(result))
         tuned = model.tuned_state()
         rows = size_table(model, tuned, sets, weights, sorted({*SHARES, self.keep}, reverse=True))
         patch = patch_of(model, tuned, max(1, round(self.keep * weights)))
         chosen = next(row for row in rows if row.share == self.keep)
-        content: dict[str, Any] = {
+        patch.save(folder / "patch.safetensors")
+        content = {
             "weights": weights,
             "table": [dataclasses.asdict(row) for row in rows],
             "patch": {"file": "patch.safetensors", **dataclasses.asdict(chosen)},
         }
-        write_json(folder / "table.json", content)
-        patch.save(folder / "patch.safetensors")
+        write_json(folder / TABLE, content)  # last: with it the run is finished
+        for name in ("head", "encoder"):
+            for checkpoint in checkpoints(folder / "checkpoints" / name):
+                remove_folder(checkpoint)
+        return self._show(folder, base)
+
+    def _show(self, folder: Path, base: Path) -> int:
+        """Print the table of a finished run."""
+        from mirrorhead.lab.runtime.json_files import from_plain, read_json
+        from mirrorhead.lab.training.tuning import SizeRow
+
+        content = read_json(folder / TABLE, dict[str, Any])
         if self.json:
             import json
 
             print(json.dumps({"run": str(folder), **content}, indent=1))
         else:
+            rows = from_plain(content.get("table"), list[SizeRow], str(folder / TABLE))
             _print_table(rows, self.keep)
             print(f"patch: {folder / 'patch.safetensors'}")
             print(f"apply: mirrorhead patch apply {base} {folder / 'patch.safetensors'} -o TUNED")
@@ -153,6 +164,24 @@ class Tune:
                 f" {self.task!r}"
             )
         return load_sentences(self.task, self.data, download=self.download, partial=self.partial)
+
+
+def _claimed(folder: Path, about: dict[str, Any]) -> bool:
+    """Whether the folder holds this run; refuse one that holds anything else."""
+    from mirrorhead.lab.runtime.json_files import read_json
+
+    if not folder.exists() or not any(folder.iterdir()):
+        return False
+    if not (folder / SETTINGS).exists():
+        raise UserError(f"{folder} is not empty and holds no run: choose a new or empty folder")
+    there = read_json(folder / SETTINGS, dict[str, Any])
+    for key, value in about.items():
+        if there.get(key) != value:
+            raise UserError(
+                f"{folder} holds a run with another {key} ({there.get(key)!r}, not {value!r}):"
+                " give another --out"
+            )
+    return True
 
 
 def _print_table(rows: list[SizeRow], chosen: float) -> None:

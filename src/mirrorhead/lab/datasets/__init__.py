@@ -14,15 +14,15 @@ from mirrorhead.lab.datasets.eraser import Rationales as Rationales
 from mirrorhead.lab.datasets.eraser import load_eraser as load_eraser
 from mirrorhead.lab.datasets.fingerprint import fingerprint as fingerprint
 from mirrorhead.lab.datasets.imdb import load_imdb as load_imdb
-from mirrorhead.lab.datasets.protocol import Protocol as Protocol
-from mirrorhead.lab.datasets.protocol import imdb_protocol as imdb_protocol
 from mirrorhead.lab.datasets.sentences import LabelledTexts as LabelledTexts
 from mirrorhead.lab.datasets.sentences import Sentences as Sentences
 from mirrorhead.lab.datasets.sentences import load_own_sentences as load_own_sentences
 from mirrorhead.lab.datasets.sentences import load_sentences as load_sentences
 from mirrorhead.lab.datasets.sources import SOURCES as SOURCES
 from mirrorhead.lab.datasets.sources import download as download
+from mirrorhead.lab.datasets.splits import Protocol as Protocol
 from mirrorhead.lab.datasets.splits import film_groups as film_groups
+from mirrorhead.lab.datasets.splits import imdb_protocol as imdb_protocol
 from mirrorhead.lab.datasets.splits import validation_split as validation_split
 from mirrorhead.lab.datasets.splits import without as without
 from mirrorhead.lab.datasets.texts import Texts as Texts

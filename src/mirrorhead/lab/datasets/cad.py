@@ -45,11 +45,7 @@ class Pairs:
 
 
 def load_cad(
-    split: str,
-    folder: str | Path | None = None,
-    *,
-    download: bool = False,
-    partial: bool = False,
+    split: str, folder: str | Path | None = None, *, download: bool = False, partial: bool = False
 ) -> Pairs:
     """Pairs of one split ("train", "dev" or "test"); arguments as in `load_imdb`.
 

@@ -56,11 +56,7 @@ class Pictures:
 
 
 def load_cifar10(
-    split: str,
-    folder: str | Path | None = None,
-    *,
-    download: bool = False,
-    partial: bool = False,
+    split: str, folder: str | Path | None = None, *, download: bool = False, partial: bool = False
 ) -> Pictures:
     """Pictures of one split ("train" or "test"); arguments as in `load_imdb`."""
     check_split(split, tuple(FILES))

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mirrorhead._files import new_folder, write_json
+from mirrorhead._files import new_folder, sha256_of, write_json
 from mirrorhead.lab.datasets.sources import cache_root
 from mirrorhead.lab.datasets.texts import Texts
 from mirrorhead.lab.datasets.tokenizer import PAD
@@ -92,13 +92,10 @@ def encode(texts: Texts, tokenizer: Tokenizer, cache: str | Path | None = None) 
 
 def _key(texts: Texts, tokenizer: Tokenizer) -> str:
     """Return a name that changes with everything that changes the result."""
-    digest = hashlib.sha256(f"mirrorhead {FORMAT}\n{tokenizer.to_str()}\n".encode())
-    digest.update(texts.labels.astype("<i8").tobytes())
-    for text in texts.texts:
-        content = text.encode()
-        digest.update(len(content).to_bytes(8, "little"))
-        digest.update(content)
-    return digest.hexdigest()[:32]
+    about = f"mirrorhead {FORMAT}\n{tokenizer.to_str()}\n".encode()
+    contents = (text.encode() for text in texts.texts)
+    parts = (part for text in contents for part in (len(text).to_bytes(8, "little"), text))
+    return sha256_of(about, texts.labels.astype("<i8").tobytes(), *parts)[:32]
 
 
 def _write(texts: Texts, tokenizer: Tokenizer, key: str, folder: Path) -> None:
@@ -137,14 +134,12 @@ def _open(folder: Path, key: str) -> Encoded:
         ids = np.memmap(folder / "ids.u16", dtype="<u2", mode="r")
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"{folder} is damaged ({error}): {remedy}") from error
-    digest = hashlib.sha256(ids.data)
-    digest.update(starts.tobytes() + labels.tobytes())
     shapes = (len(ids), starts.shape, labels.shape)
     if (
         about.key != key
         or shapes != (about.tokens, (about.texts + 1,), (about.texts,))
         or (starts.dtype, labels.dtype) != (np.int64, np.int64)
-        or digest.hexdigest() != about.sha256
+        or sha256_of(ids.data, starts.tobytes(), labels.tobytes()) != about.sha256
     ):
         raise DataError(f"{folder} is damaged (it does not have its checksum): {remedy}")
     return Encoded(ids, starts, labels, about.vocabulary)

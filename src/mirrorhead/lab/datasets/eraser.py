@@ -46,11 +46,7 @@ class Rationales:
 
 
 def load_eraser(
-    split: str,
-    folder: str | Path | None = None,
-    *,
-    download: bool = False,
-    partial: bool = False,
+    split: str, folder: str | Path | None = None, *, download: bool = False, partial: bool = False
 ) -> Rationales:
     """Reviews of one split ("train", "val" or "test"); arguments as in `load_imdb`.
 

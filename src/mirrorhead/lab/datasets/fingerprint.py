@@ -7,6 +7,7 @@ import hashlib
 import numpy as np
 import torch
 
+from mirrorhead._files import sha256_of
 from mirrorhead.lab.datasets.batches import Examples
 from mirrorhead.lab.datasets.cifar10 import Pictures
 from mirrorhead.lab.datasets.encoded import Encoded
@@ -27,16 +28,16 @@ def fingerprint(examples: Examples) -> str:
     lengths = getattr(examples, "lengths", None)
     if lengths is not None:
         content += np.asarray(lengths).tobytes()
-    found = f"{len(examples)} examples, {hashlib.sha256(content).hexdigest()[:16]}"
+    found = f"{len(examples)} examples, {sha256_of(content)[:16]}"
     inputs = _inputs(examples)
     return found if inputs is None else f"{found}; inputs {inputs[:16]}"
 
 
 def _inputs(examples: Examples) -> str | None:
     if isinstance(examples, Encoded):
-        return hashlib.sha256(np.ascontiguousarray(examples.ids).data).hexdigest()
+        return sha256_of(np.ascontiguousarray(examples.ids).data)
     if isinstance(examples, Pictures):
-        return hashlib.sha256(np.ascontiguousarray(examples.pixels).data).hexdigest()
+        return sha256_of(np.ascontiguousarray(examples.pixels).data)
     count = min(len(examples), SAMPLE)
     chosen = np.unique(np.linspace(0, len(examples) - 1, count).round().astype(np.int64))
     parts = [chosen[i : i + CHUNK] for i in range(0, len(chosen), CHUNK)]

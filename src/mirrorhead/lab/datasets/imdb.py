@@ -28,11 +28,7 @@ _NAME = re.compile(r"(\d+)_(\d+)\.txt")
 
 
 def load_imdb(
-    split: str,
-    folder: str | Path | None = None,
-    *,
-    download: bool = False,
-    partial: bool = False,
+    split: str, folder: str | Path | None = None, *, download: bool = False, partial: bool = False
 ) -> Texts:
     """Reviews of one split, negative ones first, each half in the order of its numbers.
 

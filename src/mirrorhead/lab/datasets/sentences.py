@@ -10,7 +10,7 @@ import csv
 import hashlib
 import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from mirrorhead.lab.datasets.sources import locate
 from mirrorhead.lab.datasets.splits import text_key
+from mirrorhead.lab.datasets.texts import read_text
 from mirrorhead.lab.runtime.errors import DataError
 
 
@@ -33,8 +34,11 @@ class LabelledTexts:
 
     def sample(self, count: int | None, seed: int = 0) -> LabelledTexts:
         """`count` of the texts drawn at random, or all if there are no more."""
-        order = np.random.default_rng(seed).permutation(len(self))[:count]
-        return LabelledTexts(tuple(self.texts[i] for i in order), self.labels[order])
+        return self.take(np.random.default_rng(seed).permutation(len(self))[:count])
+
+    def take(self, places: np.ndarray) -> LabelledTexts:
+        """The texts at these places, in that order."""
+        return LabelledTexts(tuple(self.texts[i] for i in places), self.labels[places])
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,12 +129,8 @@ def load_own_sentences(path: Path) -> Sentences:
 
 def _read_kim(path: Path, encoding: str, classes: int) -> LabelledTexts:
     """Lines of the form `LABEL text`."""
-    try:
-        lines = path.read_bytes().decode(encoding).split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
     texts, labels = [], []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_text(path, encoding).split("\n"), 1):
         if not line.strip():
             continue
         label, _, text = line.strip().partition(" ")
@@ -167,23 +167,15 @@ def _split(
     test: LabelledTexts | None,
 ) -> Sentences:
     """Fill in missing sets with a tenth of the training texts each, by a hash of the text."""
-    tenth = np.array([_tenth(text) for text in train.texts], dtype=np.int64)
+    # Copies of a text have the same key, and so the same number from 0 to 9.
+    keys = (hashlib.sha256(text_key(text)).digest() for text in train.texts)
+    tenth = np.array([key[0] % 10 for key in keys], dtype=np.int64)
     keep = np.ones(len(train), dtype=bool)
     if validation is None:
-        validation, keep = _where(train, tenth == 0), keep & (tenth != 0)
+        validation, keep = train.take(np.flatnonzero(tenth == 0)), keep & (tenth != 0)
     if test is None:
-        test, keep = _where(train, tenth == 1), keep & (tenth != 1)
-    sets = _where(train, keep), validation, test
+        test, keep = train.take(np.flatnonzero(tenth == 1)), keep & (tenth != 1)
+    sets = train.take(np.flatnonzero(keep)), validation, test
     if not all(len(part) for part in sets):
         raise DataError(f"{name}: {len(train)} texts are too few for three sets")
     return Sentences(name, classes, *sets)
-
-
-def _where(texts: LabelledTexts, mask: np.ndarray) -> LabelledTexts:
-    places: Sequence[int] = np.flatnonzero(mask).tolist()
-    return LabelledTexts(tuple(texts.texts[i] for i in places), texts.labels[mask])
-
-
-def _tenth(text: str) -> int:
-    """A number from 0 to 9 that copies of a text share."""
-    return hashlib.sha256(text_key(text)).digest()[0] % 10

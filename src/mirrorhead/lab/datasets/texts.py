@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from mirrorhead._files import sha256_of
 from mirrorhead.lab.runtime.errors import DataError
 
 NEGATIVE, POSITIVE = 0, 1
@@ -51,10 +51,10 @@ class Texts:
         )
 
 
-def read_text(path: Path) -> str:
-    """Read a text file, which must be UTF-8 and must not be empty."""
+def read_text(path: Path, encoding: str = "utf-8") -> str:
+    """Read a text file, which must have that encoding and must not be empty."""
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = path.read_bytes().decode(encoding)
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -82,12 +82,10 @@ def check_content(where: str | Path, parts: Iterable[bytes], sha256: str, partia
     """Refuse content that is not the published one, unless the caller accepts another."""
     if partial:
         return
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
-    if digest.hexdigest() != sha256:
+    found = sha256_of(*parts)
+    if found != sha256:
         raise DataError(
-            f"{where} is not the published data: its SHA-256 is {digest.hexdigest()[:16]}..., not"
+            f"{where} is not the published data: its SHA-256 is {found[:16]}..., not"
             f" {sha256[:16]}.... Replace it by a fresh copy, or accept other data with"
             " partial=True (on the command line --partial)"
         )

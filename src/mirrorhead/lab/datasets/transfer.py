@@ -10,18 +10,14 @@ import tarfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from mirrorhead._files import new_folder, sync_folder
 from mirrorhead.lab.runtime.errors import DataError
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
+from mirrorhead.lab.runtime.progress import ProgressBars
 
 CHUNK = 1 << 18
 #: No data set here is larger than this when unpacked.
@@ -39,21 +35,20 @@ def fetch(
     attempts: int = 5,
     timeout: float = 30.0,
     pause: float = 1.0,
-    show: bool = True,
 ) -> Path:
     """Download `url` to `path`, and check its size and SHA-256 before it gets its name.
 
     The part received so far is kept in `path` + ".part": after a lost connection, a crash or a
     kill the next attempt asks the server for the rest (HTTP Range). `attempts` in a row that
-    receive nothing are an error.
+    receive nothing are an error. Only one process may fetch to a path at a time.
     """
     part = path.with_name(path.name + ".part")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(part) as file:
-        if path.exists():  # made by another process while we waited for our turn
-            part.unlink(missing_ok=True)
-            return path
-        with _progress(path.name, size, show) as moved:
+    if path.exists():
+        return path
+    with part.open("ab") as file:
+        with ProgressBars({path.name: size}, "bytes") as bars:
+            moved = partial(bars.advance, path.name)
             _complete(url, file, size, attempts, timeout, pause, moved)
         got = _digest(part)
         if got != sha256:
@@ -180,43 +175,3 @@ def _digest(path: Path) -> str:
         while chunk := file.read(CHUNK):
             digest.update(chunk)
     return digest.hexdigest()
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[BinaryIO]:
-    """The file, to append to, by one process at a time; the lock dies with the process."""
-    while True:
-        with path.open("ab") as file:
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX)
-            # Whoever had it before may have removed or renamed it: then it is not ours to fill.
-            if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
-                yield file
-                return
-
-
-@contextmanager
-def _progress(name: str, size: int, show: bool) -> Iterator[Advance]:
-    if not show:
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-    ) as bar:
-        task = bar.add_task(name, total=size)
-        yield lambda n: bar.advance(task, n)

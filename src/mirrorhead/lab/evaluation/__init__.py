@@ -18,7 +18,6 @@ from mirrorhead.lab.evaluation.results import RationaleScores as RationaleScores
 from mirrorhead.lab.evaluation.results import load_comparisons as load_comparisons
 from mirrorhead.lab.evaluation.results import load_results as load_results
 from mirrorhead.lab.evaluation.results import load_single_runs as load_single_runs
-from mirrorhead.lab.evaluation.results import load_unfinished as load_unfinished
 from mirrorhead.lab.evaluation.results import write_results as write_results
 from mirrorhead.lab.evaluation.sparsity import (
     attention_weights_by_kind as attention_weights_by_kind,

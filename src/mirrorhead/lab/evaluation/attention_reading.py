@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from mirrorhead.lab.models.attention_maps import all_rows, attention_maps
+from mirrorhead.lab.models.attention_maps import all_rows, attention_maps, evaluating
 from mirrorhead.lab.runtime.errors import UserError
 
 if TYPE_CHECKING:
@@ -63,11 +63,8 @@ def read_attention(
     ids = torch.tensor([found.ids])
     with all_rows(model):
         maps = attention_maps(model, ids)
-    was_training = model.training
-    model.eval()
-    with torch.no_grad():
+    with evaluating(model), torch.no_grad():
         probabilities = model(ids)[0].double().softmax(dim=0)
-    model.train(was_training)
     best = int(probabilities.argmax())
     return AttentionReading(
         tuple(found.tokens),

@@ -8,7 +8,6 @@ data it was measured on, and are computed again only if one of them changed.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from mirrorhead._files import write_json
+from mirrorhead._files import sha256_of, write_json
 from mirrorhead.lab.datasets.batches import Examples, even_batches
 from mirrorhead.lab.datasets.cad import Pairs, load_cad
 from mirrorhead.lab.datasets.cifar10 import Pictures, load_cifar10
@@ -35,6 +34,7 @@ from mirrorhead.lab.evaluation.rationales import (
     score_edits,
     score_rationales,
 )
+from mirrorhead.lab.evaluation.results import SHARES, SPLITS
 from mirrorhead.lab.evaluation.sparsity import (
     attention_weights_by_kind,
     count_large,
@@ -46,16 +46,14 @@ from mirrorhead.lab.models import TextClassifier, TextSettings, attention_maps
 from mirrorhead.lab.runtime.errors import UserError
 from mirrorhead.lab.runtime.json_files import read_json
 from mirrorhead.lab.training.loop import evaluate
-from mirrorhead.lab.training.run_folder import Run
+from mirrorhead.lab.training.run_folder import Run, weights_along
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 #: Increases with every change of what a part measures; older ones are then computed again.
 FORMATS = {"eraser": 2, "cad": 2}
-SHARES = (0.5, 0.8, 0.9, 0.95)
 BINS = 60
-CAD_SPLITS = ("dev", "test")
 BATCH = 32  # small ones stay in a core's cache: 1.2 to 2 times faster than 128 for a narrow model
 _KEPT = "measures.json"
 
@@ -116,12 +114,14 @@ class EvaluationData:
 
     @cached_property
     def cad(self) -> dict[str, Pairs]:
-        return {split: load_cad(split, self.folder, partial=self.partial) for split in CAD_SPLITS}
+        return {
+            split: load_cad(split, self.folder, partial=self.partial) for split in SPLITS["cad"]
+        }
 
     def digest(self, part: str) -> str:
         """Return a hash of the data that a part is measured on; an error if they are missing."""
         if part not in self._digests:
-            self._digests[part] = hashlib.sha256(self._content(part)).hexdigest()
+            self._digests[part] = sha256_of(self._content(part))
         return self._digests[part]
 
     @cached_property
@@ -170,7 +170,11 @@ def measure(
 
 def check_parts(run: Run, parts: Sequence[str] | None = None) -> list[str]:
     """Return the parts asked for, if they fit the run; all parts that fit if None."""
-    fitting = [part for part in MEASURES if run.preset.data == "imdb" or part not in TEXTS_ONLY]
+    left_out = {
+        *(TEXTS_ONLY if run.preset.data != "imdb" else ()),
+        *(() if run.preset.training.milestones else ("milestones",)),
+    }
+    fitting = [part for part in MEASURES if part not in left_out]
     if wrong := [part for part in parts or () if part not in fitting]:
         raise UserError(
             f"parts must be of {', '.join(fitting)} for a run on {run.preset.data}, got {wrong[0]}"
@@ -180,10 +184,9 @@ def check_parts(run: Run, parts: Sequence[str] | None = None) -> list[str]:
 
 def stamp(folder: Path, data: EvaluationData, part: str) -> str:
     """Return a name that changes with everything that changes a part's measures."""
-    digest = hashlib.sha256(f"mirrorhead measures {FORMATS.get(part, 1)}, {part}\n".encode())
-    digest.update((folder / "best.safetensors").read_bytes())
-    digest.update(data.digest(part).encode())
-    return digest.hexdigest()[:32]
+    about = f"mirrorhead measures {FORMATS.get(part, 1)}, {part}\n"
+    weights = (folder / "best.safetensors").read_bytes()
+    return sha256_of(about.encode(), weights, data.digest(part).encode())[:32]
 
 
 def kept_measures(folder: Path, stamps: dict[str, str]) -> dict[str, Any]:
@@ -257,6 +260,29 @@ def _entropy(run: Run, data: EvaluationData) -> dict[str, Any]:
     return {"mean": float(by_head.mean()), "by_head": by_head.tolist()}
 
 
+def _milestones(run: Run, data: EvaluationData) -> dict[str, Any]:
+    """Accuracy on test after the first epoch that reached each training accuracy."""
+    found: dict[str, Any] = {}
+    model = run.preset.build()
+    accuracies: dict[int | None, float] = {}  # by epoch: one may pass several milestones
+    along = [(w, w.train_accuracy) for w in weights_along(run) if w.train_accuracy is not None]
+    for share in run.preset.training.milestones:
+        first = next(((weights, train) for weights, train in along if train >= share), None)
+        if first is None:
+            continue
+        weights, train = first
+        if weights.epoch not in accuracies:
+            weights.load_into(model)
+            scored = evaluate(model, data.test, batch_size=BATCH)
+            accuracies[weights.epoch] = scored["accuracy"]
+        found[f"{share:g}"] = {
+            "epoch": weights.epoch,
+            "train_accuracy": train,
+            "test_accuracy": accuracies[weights.epoch],
+        }
+    return found
+
+
 def _eraser(run: Run, data: EvaluationData) -> dict[str, Any]:
     """Attention and its baselines against the words that people marked. Never pool the splits."""
     return {
@@ -266,7 +292,7 @@ def _eraser(run: Run, data: EvaluationData) -> dict[str, Any]:
             )
             for name, scorer in _scorers(run)
         }
-        for split in ("val", "test")
+        for split in SPLITS["eraser"]
     }
 
 
@@ -303,5 +329,6 @@ MEASURES: dict[str, Callable[[Run, EvaluationData], dict[str, Any]]] = {
     "entropy": _entropy,
     "eraser": _eraser,
     "cad": _cad,
+    "milestones": _milestones,
 }
 TEXTS_ONLY = ("eraser", "cad")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from mirrorhead.lab.datasets.cad import Pairs, edited
 from mirrorhead.lab.datasets.eraser import Rationales
@@ -27,7 +28,7 @@ from mirrorhead.lab.evaluation.token_metrics import (
     top,
     word_scores,
 )
-from mirrorhead.lab.models.attention_maps import all_rows, attention_maps
+from mirrorhead.lab.models.attention_maps import all_rows, attention_maps, evaluating
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -68,13 +69,11 @@ def gradient_times_input(model: nn.Module, embedding: nn.Module) -> Scorer:
     def score(ids: Tensor) -> np.ndarray:
         kept: list[Any] = []
         handle = embedding.register_forward_hook(lambda _, __, out: kept.append(out))
-        was_training = model.training
-        model.eval()
         try:
-            logits = model(ids)  # (b, classes)
+            with evaluating(model):
+                logits = model(ids)  # (b, classes)
         finally:
             handle.remove()
-            model.train(was_training)
         # Texts do not interact, so the gradient of the sum holds the gradient of each.
         (gradient,) = torch.autograd.grad(logits.max(dim=1).values.sum(), kept[0])
         return (gradient * kept[0]).sum(dim=-1).detach().abs().double().numpy()
@@ -217,15 +216,9 @@ def _kept(ids: list[int], places: list[int | None], keep: np.ndarray) -> list[in
 @torch.no_grad()
 def _probabilities(model: nn.Module, windows: Sequence[list[int]]) -> Tensor:
     """Of each class, mean over windows: (classes,)."""
-    was_training = model.training
-    model.eval()
-    logits = model(_padded(windows))
-    model.train(was_training)
-    return logits.softmax(dim=1).mean(dim=0)
+    with evaluating(model):
+        return model(_padded(windows)).softmax(dim=1).mean(dim=0)
 
 
 def _padded(windows: Sequence[list[int]]) -> Tensor:
-    rows = np.zeros((len(windows), max(map(len, windows))), dtype=np.int64)
-    for row, ids in zip(rows, windows, strict=True):
-        row[: len(ids)] = ids
-    return torch.from_numpy(rows)
+    return pad_sequence([torch.tensor(ids) for ids in windows], batch_first=True)

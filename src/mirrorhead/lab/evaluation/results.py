@@ -22,7 +22,8 @@ from mirrorhead.lab.runtime.errors import RunError
 from mirrorhead.lab.runtime.json_files import from_plain, read_json
 from mirrorhead.lab.training.settings import OptimizerSettings
 
-DATA_SETS = ("imdb", "cifar10")
+#: The comparisons, by the names of their files; the first word is the data set.
+STUDIES = ("imdb", "imdb-to-the-end", "cifar10")
 KINDS = ("key", "query", "value")
 SHARES = (0.5, 0.8, 0.9, 0.95)
 SCORERS = ("attention", "gradient")
@@ -89,14 +90,6 @@ class WeightStatistics(Struct, frozen=True):
     hoyer: float | None
     histogram: Histogram
 
-    @property
-    def edges(self) -> tuple[float, ...]:
-        return self.histogram.edges
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        return self.histogram.counts
-
 
 class Entropy(Struct, frozen=True):
     """Normalized entropy of [CLS]'s attention in the last layer."""
@@ -105,21 +98,30 @@ class Entropy(Struct, frozen=True):
     by_head: Annotated[tuple[float, ...], Meta(min_length=1)]
 
 
+class Milestone(Struct, frozen=True):
+    """The first epoch that reached a training accuracy, and its test accuracy."""
+
+    epoch: Positive
+    train_accuracy: Share
+    test_accuracy: Share
+
+
 class Measures(Struct, frozen=True, omit_defaults=True):
     """What was measured in a trained model; eraser and cad only for texts.
 
     Args:
         weights: by kind.
         pruned: test accuracy by the share of weights set to 0.
-        attention_entropy: "entropy" in the file.
         eraser, cad: by split, then by what was scored.
+        milestones: by training accuracy, for runs that kept their weights there.
     """
 
     weights: dict[str, WeightStatistics]
     pruned: dict[float, Share]
-    attention_entropy: Entropy = field(name="entropy")
+    entropy: Entropy
     eraser: dict[str, dict[str, RationaleScores]] = {}
     cad: dict[str, dict[str, EditScores]] = {}
+    milestones: dict[float, Milestone] = {}
 
     def __post_init__(self) -> None:
         _check_keys("weights", self.weights, KINDS)
@@ -129,17 +131,12 @@ class Measures(Struct, frozen=True, omit_defaults=True):
                 _check_keys(part, found, (split,))
                 _check_keys(f"{part}.{split}", found[split], SCORERS)
 
-    @property
-    def entropy(self) -> float:
-        return self.attention_entropy.mean
-
-    @property
-    def entropy_by_head(self) -> tuple[float, ...]:
-        return self.attention_entropy.by_head
-
 
 class RunResults(Struct, frozen=True):
-    """A final run: the epoch that validation chose, accuracies there, measures, time."""
+    """A final run: the epoch that validation chose, accuracies there, measures, time.
+
+    In a comparison of training to the end, that epoch is the last.
+    """
 
     seed: Count
     best_epoch: Positive
@@ -157,6 +154,7 @@ class TriedRate(Struct, frozen=True):
     diverged: bool
     validation_accuracy: Share | None = None
     best_epoch: int | None = None
+    train_accuracy: Share | msgspec.UnsetType = msgspec.UNSET  # older files have none
 
     def __post_init__(self) -> None:
         if not self.diverged and self.validation_accuracy is None:
@@ -192,9 +190,6 @@ class Sizes(Struct, frozen=True):
     validation: Positive
     test: Positive
 
-    def __getitem__(self, part: str) -> int:
-        return getattr(self, part)
-
 
 class RandomScores(Struct, frozen=True):
     """Scores of random attention, by split."""
@@ -211,12 +206,12 @@ class ComparisonResults(Struct, frozen=True, omit_defaults=True):
     """Optimizers on one data set, all tuned by the same rule.
 
     Args:
-        name: of the data set; "study" in the file.
+        name: of the comparison, one of `STUDIES`; "study" in the file.
         optimizers: "rivals" in the file.
         baselines: for texts, {"random": ...}.
     """
 
-    name: Literal["imdb", "cifar10"] = field(name="study")
+    name: Literal["imdb", "imdb-to-the-end", "cifar10"] = field(name="study")
     preset: Text
     epochs: Positive
     batch_size: Positive
@@ -230,21 +225,26 @@ class ComparisonResults(Struct, frozen=True, omit_defaults=True):
         _check_distinct("names of rivals", [one.name for one in self.optimizers])
         if not self.trained:
             raise ValueError("rivals must have one with runs")
-        if self.name == "imdb":
+        if self.data == "imdb":
             _check_keys("baselines", self.baselines, ("random",))
             for one in self.trained:
                 for run in one.runs:
                     _check_keys(f"measures of {one.name}", _parts(run.measures), SPLITS)
 
     @property
+    def data(self) -> str:
+        """The data set."""
+        return self.name.split("-")[0]
+
+    @property
+    def to_the_end(self) -> bool:
+        """Whether the weights of the last epoch are measured, not those of the best."""
+        return self.name.endswith("to-the-end")
+
+    @property
     def trained(self) -> tuple[OptimizerResults, ...]:
         """The optimizers that have runs."""
         return tuple(one for one in self.optimizers if one.runs)
-
-    @property
-    def is_single_run(self) -> bool:
-        """Whether this is one run that nothing was tuned for and nothing is compared with."""
-        return len(self.optimizers) == 1 and not self.optimizers[0].tried
 
     @property
     def random_eraser(self) -> dict[str, RationaleScores]:
@@ -253,45 +253,6 @@ class ComparisonResults(Struct, frozen=True, omit_defaults=True):
     @property
     def random_cad(self) -> dict[str, EditScores]:
         return self.baselines["random"].cad if self.baselines else {}
-
-
-class EpochRecord(Struct, frozen=True):
-    """An epoch in the record of an unfinished run."""
-
-    step: Count
-    train_accuracy: Share
-    train_loss: float
-    validation_accuracy: Share
-    validation_loss: float
-
-
-class StepRecord(Struct, frozen=True):
-    """Means since the epoch began, after some steps."""
-
-    step: Count
-    train_accuracy: Share
-    train_loss: float
-    cpu_seconds: float
-
-
-class UnfinishedRun(Struct, frozen=True):
-    """How far a run came that was too long to finish, and what a step cost."""
-
-    command: Text
-    batch_size: Positive
-    steps: Positive
-    steps_per_epoch: Positive
-    threads: Positive
-    cpu_seconds: float
-    note: str
-    epochs: tuple[EpochRecord, ...]
-    log: Annotated[tuple[StepRecord, ...], Meta(min_length=1)]
-
-    @property
-    def seconds_per_step(self) -> float:
-        """CPU seconds per step from the first to the last entry of the log."""
-        first, last = self.log[0], self.log[-1]
-        return (last.cpu_seconds - first.cpu_seconds) / (last.step - first.step)
 
 
 def load_results(path: Path) -> ComparisonResults:
@@ -337,9 +298,9 @@ def check_free(path: Path) -> None:
 
 
 def load_comparisons(folder: Path) -> list[ComparisonResults]:
-    """Read the comparisons whose files, imdb.json and cifar10.json, are in the folder."""
+    """Read the comparisons whose files, such as imdb.json, are in the folder."""
     found = []
-    for name in DATA_SETS:
+    for name in STUDIES:
         path = folder / f"{name}.json"
         if path.exists():
             results = load_results(path)
@@ -354,11 +315,6 @@ def load_single_runs(folder: Path) -> dict[str, ComparisonResults]:
     return {
         path.parent.name: load_results(path) for path in sorted(folder.glob(f"*/{RUN_RESULTS}"))
     }
-
-
-def load_unfinished(path: Path) -> UnfinishedRun:
-    """Read the record of a run that did not finish, such as results/paper-3.json."""
-    return read_json(path, UnfinishedRun)
 
 
 def _parts(measures: Measures) -> dict[str, Any]:

@@ -27,22 +27,14 @@ from mirrorhead.lab.evaluation.results import (
 from mirrorhead.lab.runtime.errors import RunError
 from mirrorhead.lab.runtime.jobs import worker_processes
 from mirrorhead.lab.runtime.json_files import from_plain, read_json
+from mirrorhead.lab.runtime.progress import ProgressBars
 from mirrorhead.lab.training.comparisons import COMPARISONS, candidate_name
 from mirrorhead.lab.training.loggers import read_log
-from mirrorhead.lab.training.presets import NAMES, Sets, load_sets, preset
+from mirrorhead.lab.training.presets import PRESETS, Sets, load_sets, preset
 from mirrorhead.lab.training.run_folder import Run, load_run, read_outcome
 from mirrorhead.lab.training.runs import read_score
 from mirrorhead.lab.training.settings import OptimizerSettings
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """What a sweep was asked to do, as in its record; `rivals` are the candidates."""
-
-    preset: str
-    epochs: int | None
-    seeds: list[int]
-    rivals: dict[str, list[dict[str, Any]]]
+from mirrorhead.lab.training.sweeps import Asked
 
 
 @dataclass(frozen=True)
@@ -72,7 +64,7 @@ class _Tuned:
 class _Record:
     """sweep-<hash>.json."""
 
-    asked: _Asked
+    asked: Asked
     rule: str
     tuned: list[_Tuned]
 
@@ -84,7 +76,6 @@ def collect(
     jobs: int = 1,
     data: str | Path | None = None,
     partial: bool = False,
-    show: bool = True,
 ) -> ComparisonResults:
     """Measure the final runs of a sweep and write them to `out` with how they were tuned.
 
@@ -96,7 +87,6 @@ def collect(
         out: a JSON file, new or of results.
         jobs: processes at once, of one thread each.
         data, partial: as in `load_sets`.
-        show: a progress bar, if this is a terminal.
     """
     check_free(Path(out))
     path = find_record(sweep)
@@ -106,15 +96,15 @@ def collect(
     sizes = _sizes(load_sets(base, data, partial=partial))
     names = [run.run for one in record.tuned for run in one.final if not run.diverged]
     folders = [path.parent / name for name in dict.fromkeys(names)]
-    found = dict(zip(folders, _measures(folders, jobs, data, partial, show), strict=True))
+    found = dict(zip(folders, _measures(folders, jobs, data, partial), strict=True))
     optimizers = tuple(_optimizer(one, path, found) for one in record.tuned)
     results = ComparisonResults(
-        name=base.data,
+        name=_study(asked, base.data),
         preset=asked.preset,
         epochs=asked.epochs or base.training.epochs,
         batch_size=base.training.batch_size,
         rule=record.rule,
-        command=_command(base.data, asked),
+        command=_command(_study(asked, base.data), asked),
         sizes=sizes,
         optimizers=optimizers,
         baselines=_baselines(list(found.values())),
@@ -174,10 +164,14 @@ def find_record(sweep: str | Path) -> Path:
     return found[0]
 
 
+def _study(asked: Asked, data: Any) -> Any:
+    """Return the comparison that a sweep's preset belongs to."""
+    return next((name for name, c in COMPARISONS.items() if c.preset == asked.preset), data)
+
+
 def _preset_name(run: Run) -> str:
     """Return the name of the preset whose model the run has."""
-    optimizer = run.preset.training.optimizer
-    same = (name for name in NAMES if preset(name, optimizer).model == run.preset.model)
+    same = (name for name, found in PRESETS.items() if found.model == run.preset.model)
     return next(same, "custom")
 
 
@@ -185,14 +179,13 @@ def _sizes(sets: Sets) -> Sizes:
     return Sizes(len(sets.train), len(sets.validation), len(sets.test))
 
 
-def _command(name: str, asked: _Asked) -> str:
+def _command(name: str, asked: Asked) -> str:
     """Return the command that makes these runs again."""
     usual = COMPARISONS[name]
-    candidates = {key: [asdict(one) for one in rates] for key, rates in usual.candidates.items()}
     words = ["mirrorhead", "sweep", name]
     if asked.preset != usual.preset:
         words += ["--preset", asked.preset]
-    if asked.rivals != candidates:
+    if asked.rivals != {name: list(rates) for name, rates in usual.candidates.items()}:
         words += ["--candidate", "..."]  # the record has them all
     if tuple(asked.seeds) != usual.seeds:
         words += ["--seeds", *map(str, asked.seeds)]
@@ -248,26 +241,18 @@ def _baselines(measures: Sequence[dict[str, Any]]) -> dict[str, RandomScores]:
 
 
 def _measures(
-    folders: Sequence[Path], jobs: int, data: str | Path | None, partial: bool, show: bool
+    folders: Sequence[Path], jobs: int, data: str | Path | None, partial: bool
 ) -> Iterator[dict[str, Any]]:
     """Measure each folder, in that order, with a progress bar."""
     from joblib import delayed
-    from rich.console import Console
-    from rich.progress import track
 
-    job = delayed(_measure_one)
+    job, name = delayed(_measure_one), "measuring"
     tasks = [job(folder, data, partial) for folder in folders]
-    console = Console(stderr=True)
     found: Any = worker_processes(jobs, return_as="generator")(tasks)
-    return iter(
-        track(
-            found,
-            "measuring runs",
-            total=len(folders),
-            console=console,
-            disable=not (show and console.is_terminal),
-        )
-    )
+    with ProgressBars({name: len(folders)}, "runs") as bars:
+        for measures in found:
+            yield measures
+            bars.advance(name)
 
 
 def _measure_one(folder: Path, data: str | Path | None, partial: bool) -> dict[str, Any]:

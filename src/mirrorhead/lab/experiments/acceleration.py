@@ -9,21 +9,17 @@ are compared with the AttSVM of the tokens that they selected themselves.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
-from mirrorhead.lab.plots import COLOURS, GREY, legend_below, median_band, panels
+from mirrorhead.lab.plots import COLOURS, GREY, Figure, legend_below, median_band, panels
 from mirrorhead.lab.verdicts import Verdict, judge, listed
 from mirrorhead.paths.descent import descend, recorded_steps
 from mirrorhead.synthetic import random_problem
 from mirrorhead.tokens import locally_optimal
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,35 +46,22 @@ def run(settings: Settings) -> dict[str, Tensor]:
         found = locally_optimal(problem, path.tokens, p, settings.tol)
         arrays[f"accelerated {p:g}"] = path.divergence_to(found.solution).T
         local.append(found.optimal)
-        baselines = [descend(problem, p, steps, lr, progress=False) for lr in settings.lr]
-        solutions = [
-            locally_optimal(problem, baseline.tokens, p, settings.tol).solution
-            for baseline in baselines
-        ]
-        divergences = [
-            baseline.divergence_to(solution).T
-            for baseline, solution in zip(baselines, solutions, strict=True)
-        ]
+        divergences, agrees = [], []
+        for lr in settings.lr:
+            baseline = descend(problem, p, steps, lr, progress=False)
+            own = locally_optimal(problem, baseline.tokens, p, settings.tol).solution
+            divergences.append(baseline.divergence_to(own).T)
+            agrees.append((baseline.tokens == path.tokens).all(-1))
         arrays[f"normalized {p:g}"] = torch.stack(divergences, -1)
-        same.append(
-            torch.stack([(baseline.tokens == path.tokens).all(-1) for baseline in baselines], -1)
-        )
+        same.append(torch.stack(agrees, -1))
     return arrays | {"local": torch.stack(local, 1), "same": torch.stack(same, 1)}
 
 
 def verdict(result: Result[Settings]) -> Verdict:
     """The goals of the claim, p by p, and that the normalized rule is nowhere near."""
     settings = result.settings
-    exponents, middle, largest, baselines, rates, first, reached = (
-        settings.p,
-        [],
-        [],
-        [],
-        [],
-        [],
-        [],
-    )
-    for p, steps in zip(exponents, settings.steps, strict=True):
+    middle, largest, baselines, rates, first, reached = ([] for _ in range(6))
+    for p, steps in zip(settings.p, settings.steps, strict=True):
         divergence = result[f"accelerated {p:g}"]  # (trials, records)
         course, goal = (divergence.max(0), 1e-6) if p > 4 else (np.median(divergence, 0), 1e-8)
         baseline = np.median(result[f"normalized {p:g}"][:, -1], 0)  # (rates,)
@@ -91,7 +74,7 @@ def verdict(result: Result[Settings]) -> Verdict:
         first.append(f"{sorted(recorded_steps(steps))[at]:,}" if course[at] <= goal else "never")
     faster = np.array(middle) < np.array(baselines) / 10
     return judge(
-        f"p = {listed(exponents, 'g')}: median D {listed(middle, '.0e')}, largest "
+        f"p = {listed(settings.p, 'g')}: median D {listed(middle, '.0e')}, largest "
         f"{listed(largest, '.0e')} after {listed(settings.steps, ',')} steps, the goal reached at "
         f"step {' / '.join(first)}; the normalized rule, with the best of {len(settings.lr)} step "
         f"sizes ({listed(rates, 'g')}), comes to {listed(baselines, '.0e')}. "

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,15 +22,12 @@ from torch.nn.functional import one_hot
 
 from mirrorhead.cross_validation import choose_p
 from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
-from mirrorhead.lab.plots import COLOURS, legend_below, panels
+from mirrorhead.lab.plots import COLOURS, Figure, legend_below, panels
 from mirrorhead.lab.verdicts import Verdict, judge
 from mirrorhead.margin import attention_svm
 from mirrorhead.paths.descent import descend
 from mirrorhead.potentials import dual_exponent, lp_norm
 from mirrorhead.problem import AttentionProblem
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +88,7 @@ def run(settings: Settings) -> dict[str, Tensor]:
     for kind in settings.kinds:
         for n in settings.n:
             X, z, tokens = samples(settings, kind, n)
-            seen, fresh = ([x[:, part] for x in (X, z, tokens)] for part in _parts(n))
+            seen, fresh = [x[:, :n] for x in (X, z, tokens)], [x[:, n:] for x in (X, z, tokens)]
             choice = choose_p(*seen, ps=settings.p, folds=settings.folds, tol=settings.tol)
             chosen = torch.as_tensor(choice.p).unsqueeze(-1) == torch.tensor(settings.p).double()
             rows["cross_validation"].append(choice.accuracy)
@@ -112,10 +108,6 @@ def run(settings: Settings) -> dict[str, Tensor]:
     return {name: torch.stack(part, 1).unflatten(1, shape) for name, part in rows.items()}
 
 
-def _parts(n: int) -> tuple[slice, slice]:
-    return slice(0, n), slice(n, None)
-
-
 def _select(X: Tensor, z: Tensor, W: Tensor) -> Tensor:
     return (X @ W @ z.unsqueeze(-1)).squeeze(-1).argmax(-1)
 
@@ -129,7 +121,7 @@ def _dual_radius(seen: list[Tensor], p: float) -> Tensor:
     """The largest ||(x_sel - x_t) z'||_q = ||x_sel - x_t||_q ||z||_q, (trials,)."""
     X, z, tokens = seen
     q = dual_exponent(p)
-    best = X.gather(-2, tokens[..., None, None].expand(*tokens.shape, 1, X.shape[-1]))
+    best = X.take_along_dim(tokens[..., None, None], -2)
     return (lp_norm(best - X, q, -1).amax(-1) * lp_norm(z, q, -1)).amax(-1)
 
 

@@ -18,23 +18,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from mirrorhead.lab.experiments.convergence import stacked
 from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
-from mirrorhead.lab.plots import COLOURS, legend_below, panels
+from mirrorhead.lab.plots import COLOURS, Figure, legend_below, panels
 from mirrorhead.lab.verdicts import Verdict, judge, listed
 from mirrorhead.paths.descent import Path, descend, direction_divergence
 from mirrorhead.potentials import PNorm
 from mirrorhead.problem import AttentionProblem
 from mirrorhead.synthetic import random_problem, random_weights
 from mirrorhead.tokens import ConeConstants, cone_constants
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +50,11 @@ def run(settings: Settings) -> dict[str, Tensor]:
     boundary, over delta; reach: the least divergence at which (13) was seen to fail."""
     problem = random_problem(settings.trials, first=settings.first)
     init = random_weights(problem, settings.scale, settings.first)
-    rows = [
-        _measure(
-            descend(problem, p, steps, settings.lr, init=init, record=[0, steps], progress=False)
-        )
+    paths = (
+        descend(problem, p, steps, settings.lr, init=init, record=[0, steps], progress=False)
         for p, steps in zip(settings.p, settings.steps, strict=True)
-    ]
-    return {name: torch.stack([row[name] for row in rows], 1) for name in rows[0]}
+    )
+    return stacked(map(_measure, paths), 1)
 
 
 def verdict(result: Result[Settings]) -> Verdict:
@@ -123,16 +118,15 @@ class _Lemma:
     """Lemma 9 around the solution of each trial, along the directions of its constraints."""
 
     def __init__(self, problem: AttentionProblem, tokens: Tensor, cone: ConeConstants) -> None:
-        T = problem.X.shape[-2]
+        X, T = problem.X, problem.X.shape[-2]
         self.problem, self.cone = problem, cone
         self.chosen = tokens.unsqueeze(-1)  # (trials, n, 1)
         self.others = (self.chosen + torch.arange(1, T)) % T  # (trials, n, T-1)
         self.support = cone.solution.support.gather(-1, self.others)
         # The direction of norm 1 along which <row, W> grows fastest is inverse(row).
         psi = PNorm(cone.solution.p)
-        pick = self.others.unsqueeze(-1).expand(*self.others.shape, problem.X.shape[-1])
-        best = problem.X.gather(-2, self.chosen.unsqueeze(-1).expand_as(pick[..., :1, :]))
-        rows = (best - problem.X.gather(-2, pick)).unsqueeze(-1) * problem.z[..., None, None, :]
+        best, rest = (X.take_along_dim(at[..., None], -2) for at in (self.chosen, self.others))
+        rows = (best - rest).unsqueeze(-1) * problem.z[..., None, None, :]
         rows = psi.inverse(rows).flatten(1, 2).transpose(0, 1)  # (n (T-1), trials, d, d)
         rows = rows / psi.norm(rows, (-2, -1))[..., None, None]
         self.directions = torch.cat([rows, -rows])

@@ -1,8 +1,11 @@
-"""How far paths have come: the length they need to locally optimal tokens, and early records."""
+"""What several experiments measure alike: how far paths have come, one array for all exponents."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import numpy as np
+import torch
 from torch import Tensor
 
 from mirrorhead.paths.descent import Path, descend, recorded_steps
@@ -47,6 +50,19 @@ def lengths_needed(path: Path, patience: int) -> Tensor:
         W[left] = longer.W[-1]
         needed[left] = length * locally_optimal(rest, longer.tokens, p).optimal.long()
     return needed
+
+
+def stacked(rows: Iterable[Mapping[str, Tensor]], dim: int) -> dict[str, Tensor]:
+    """Join what was measured for each exponent along a new dimension.
+
+    >>> stacked([{"x": torch.tensor([1, 2])}, {"x": torch.tensor([3, 4])}], 1)
+    {'x': tensor([[1, 3],
+            [2, 4]])}
+    """
+    first, *others = rows
+    return {
+        name: torch.stack([x, *(row[name] for row in others)], dim) for name, x in first.items()
+    }
 
 
 def at_a_tenth(steps: int) -> int:

@@ -14,22 +14,18 @@ selected tokens, (1/5, 0), under which they have the highest scores.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
-from mirrorhead.lab.plots import legend_below, panels
+from mirrorhead.lab.plots import Figure, legend_below, panels
 from mirrorhead.lab.verdicts import Verdict, judge
 from mirrorhead.margin import attention_svm, svm
 from mirrorhead.paths.descent import descend, direction_divergence, recorded_steps
 from mirrorhead.problem import AttentionProblem
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 PRINTED = ((0.03846, 0.0), (-0.00769, 0.0))
 TOKENS = ((5.0, 0.0), (0.0, 0.0), (0.0, 1.0))

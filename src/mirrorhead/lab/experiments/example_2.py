@@ -8,14 +8,13 @@ the authors' code has it, on half of the printed values.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
-from mirrorhead.lab.plots import legend_below, panels
+from mirrorhead.lab.plots import Figure, legend_below, panels
 from mirrorhead.lab.verdicts import Verdict, judge
 from mirrorhead.margin import attention_svm, svm
 from mirrorhead.paths.descent import Path, descend, recorded_steps
@@ -23,9 +22,6 @@ from mirrorhead.paths.diagnostics import selected_mass
 from mirrorhead.potentials import lp_norm
 from mirrorhead.problem import AttentionProblem
 from mirrorhead.synthetic import example_2
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 VALUES = ("printed", "halved")
 
@@ -143,8 +139,7 @@ def _widest(problem: AttentionProblem, p: float) -> Tensor:
 
 def _features(problem: AttentionProblem, tokens: Tensor) -> Tensor:
     """The selected token of each sample, (..., n, d)."""
-    at = tokens[..., None, None].expand(*tokens.shape, 1, problem.X.shape[-1])
-    return problem.X.gather(-2, at).squeeze(-2)
+    return problem.X.take_along_dim(tokens[..., None, None], -2).squeeze(-2)
 
 
 def _unit(w: Tensor, p: float) -> Tensor:

@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -27,16 +26,12 @@ from torch import Tensor
 
 from mirrorhead.lab.experiments.convergence import lengths_needed, repeated
 from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
-from mirrorhead.lab.plots import legend_below, mean_band, panels
-from mirrorhead.lab.verdicts import Verdict, judge
+from mirrorhead.lab.plots import Figure, legend_below, mean_band, panels
+from mirrorhead.lab.verdicts import Verdict, judge, listed
 from mirrorhead.margin import attention_svm
 from mirrorhead.paths.descent import Path, descend, direction_divergence, recorded_steps
-from mirrorhead.problem import AttentionProblem
 from mirrorhead.synthetic import random_problem, random_weights
 from mirrorhead.tokens import globally_optimal_tokens, locally_optimal
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 FAIR, AUTHORS, ZERO = range(3)
 ELSEWHERE = 1_000_000  # seeds of the authors' starts: apart from all others, and for each path
@@ -91,9 +86,8 @@ def run(settings: Settings) -> dict[str, Tensor]:
         arrays[f"zero {q:g}"] = divergence(path, q, q, ZERO)
     tokens = torch.stack([path.tokens for path in paths])  # (paths, 3, trials, n)
     local = torch.stack([locally_optimal(thrice, path.tokens, path.p).optimal for path in paths])
-    needed = torch.stack(
-        [lengths_needed(_fair(path, problem), settings.patience) for path in paths]
-    )
+    alone = [replace(x, problem=problem, W=x.W[:, FAIR], tokens=x.tokens[FAIR]) for x in paths]
+    needed = torch.stack([lengths_needed(path, settings.patience) for path in alone])
     best = (tokens == globally_optimal_tokens(problem)).all(-1)
     limits = [
         torch.stack([direction_divergence(q, solved[q, p], solved[q, q], 2) for p in settings.p])
@@ -126,17 +120,16 @@ def verdict(result: Result[Settings]) -> Verdict:
     zero = [result[f"zero {q:g}"][:, -1].mean() for q in settings.p]
     least, most = (f(fair[~same] / limits) for f in (np.min, np.max))
     ratio = authors[~same] / fair[~same]
-    rows = "; ".join(
-        f"path {q:g}: {_numbers(row)}" for q, row in zip(settings.p, fair, strict=True)
-    )
+    pairs = zip(settings.p, fair, strict=True)
+    rows = "; ".join(f"path {q:g}: {listed(row, '.1e')}" for q, row in pairs)
     local, best = (result[name].sum(0) for name in ("local", "global"))  # (protocols, paths)
     later, longest = (result["needed"] > 0).sum(0), result["needed"].max()
     measured = (
-        f"mean D to the SVMs of p = {_words(settings.p)}, fair: {rows}; to other SVMs that is "
+        f"mean D to the SVMs of p = {listed(settings.p, 'g')}, fair: {rows}; to other SVMs that is "
         f"{least:.2f} to {most:.2f} times the divergence of the solutions. From W(0) = 0, to its "
-        f"own: {_numbers(zero)}. Locally optimal tokens in {_words(local[FAIR])} of "
-        f"{settings.trials} trials (in at most {longest} times the steps {_words(later)}), "
-        f"globally in {_words(best[FAIR])} (from zero {_words(best[ZERO])})"
+        f"own: {listed(zero, '.1e')}. Locally optimal tokens in {listed(local[FAIR], 'g')} of "
+        f"{settings.trials} trials (in at most {longest} times the steps {listed(later, 'g')}), "
+        f"globally in {listed(best[FAIR], 'g')} (from zero {listed(best[ZERO], 'g')})"
     )
     remark = (
         f"The authors' off-diagonals are {ratio.min():.1f} to {ratio.max():.1f} times the fair "
@@ -175,24 +168,11 @@ def _means(result: Result[Settings], name: str, steps: Sequence[float] = ()) -> 
     return np.stack(means)
 
 
-def _fair(path: Path, problem: AttentionProblem) -> Path:
-    """The fair path alone, of those that were descended together."""
-    return replace(path, problem=problem, W=path.W[:, FAIR], tokens=path.tokens[FAIR])
-
-
 def _differ(result: Result[Settings], protocol: int) -> float:
     """How often two paths of a trial select different tokens."""
     tokens = result["tokens"][:, protocol]  # (trials, paths, n)
     pairs = combinations(range(tokens.shape[1]), 2)
     return float(np.mean([(tokens[:, a] != tokens[:, b]).any(-1) for a, b in pairs]))
-
-
-def _numbers(values: Sequence[float] | np.ndarray) -> str:
-    return " / ".join(f"{value:.1e}" for value in values)
-
-
-def _words(values: Sequence[float] | np.ndarray) -> str:
-    return " / ".join(f"{value:g}" for value in values)
 
 
 EXPERIMENT = Experiment(

@@ -7,20 +7,16 @@ the l2-AttSVM for the tokens that the l2 path selects, the same for every p.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
 
 from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
-from mirrorhead.lab.plots import panels
+from mirrorhead.lab.plots import Figure, panels
 from mirrorhead.lab.verdicts import Verdict, judge
 from mirrorhead.margin import attention_svm
 from mirrorhead.paths.descent import descend, recorded_steps
 from mirrorhead.synthetic import random_problem, random_weights
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,12 +94,9 @@ def _records(steps: int) -> list[int]:
 
 def _angles(result: Result[Settings], p: float) -> np.ndarray:
     """Between the two entries of W(k) and those of the solution, in degrees: (trials, records)."""
-    path, ray = (_plane(result[f"{name} {p:g}"]) for name in ("path", "ray"))
+    pairs = (result[f"{name} {p:g}"] for name in ("path", "ray"))
+    path, ray = (pair[..., 0] + 1j * pair[..., 1] for pair in pairs)  # points of the plane
     return np.abs(np.degrees(np.angle(path * ray.conj()[:, None])))
-
-
-def _plane(pairs: np.ndarray) -> np.ndarray:
-    return pairs[..., 0] + 1j * pairs[..., 1]
 
 
 EXPERIMENT = Experiment(

@@ -12,23 +12,20 @@ The normalised rule moves the dual variable u by lr at each step, so that a star
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mirrorhead.lab.experiments.convergence import lengths_needed, repeated
+from mirrorhead.lab.experiments.convergence import lengths_needed, repeated, stacked
 from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
-from mirrorhead.lab.plots import legend_below, panels
-from mirrorhead.lab.verdicts import Verdict, judge
+from mirrorhead.lab.plots import Figure, legend_below, panels
+from mirrorhead.lab.verdicts import Verdict, judge, listed, of_each
 from mirrorhead.margin import attention_svm
 from mirrorhead.paths.descent import descend
 from mirrorhead.synthetic import random_problem, random_weights
 from mirrorhead.tokens import globally_optimal_tokens
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,14 +58,17 @@ def run(settings: Settings) -> dict[str, Tensor]:
     problem = repeated(one, len(settings.starts))
     draws = [random_weights(one, scale, settings.first, name) for name, scale in settings.starts]
     init = torch.stack(draws)
-    found: dict[str, list[Tensor]] = {"divergence": [], "global": [], "needed": []}
+    rows = []
     for p, steps in zip(settings.p, settings.steps, strict=True):
         path = descend(problem, p, steps, settings.lr, init=init, record=[steps], progress=False)
         solution = attention_svm(problem.X, problem.z, path.tokens, p, settings.tol)
-        found["divergence"].append(path.divergence_to(solution)[-1])
-        found["global"].append((path.tokens == globally_optimal_tokens(problem)).all(-1))
-        found["needed"].append(lengths_needed(path, settings.patience))
-    return {name: torch.stack(parts).permute(2, 1, 0) for name, parts in found.items()}
+        row = {
+            "divergence": path.divergence_to(solution)[-1],
+            "global": (path.tokens == globally_optimal_tokens(problem)).all(-1),
+            "needed": lengths_needed(path, settings.patience),
+        }
+        rows.append({name: value.T for name, value in row.items()})
+    return stacked(rows, -1)
 
 
 def verdict(result: Result[Settings]) -> Verdict:
@@ -81,8 +81,8 @@ def verdict(result: Result[Settings]) -> Verdict:
     far = int(mean.max(1).argmax())
     near = np.delete(mean, far, 0)
     words = [
-        f"p = {p:g}: {low:.1e} to {high:.1e}, from {_name(settings.starts[far])} {alone:.1e}"
-        for p, low, high, alone in zip(settings.p, near.min(0), near.max(0), mean[far], strict=True)
+        f"{low:.1e} to {high:.1e}, from {_name(settings.starts[far])} {alone:.1e}"
+        for low, high, alone in zip(near.min(0), near.max(0), mean[far], strict=True)
     ]
     exponents = ", ".join(f"{p:g}" for p in settings.p)
     remark = (
@@ -92,7 +92,7 @@ def verdict(result: Result[Settings]) -> Verdict:
         f"globally optimal in {_share(best, settings, 0)} from zero (p = {exponents}), in "
         f"{_share(best, settings, 1)} from normal starts of scale 1."
     )
-    measured = f"mean D at the paper's length by start, {'; '.join(words)}"
+    measured = f"mean D at the paper's length by start, {of_each(settings.p, words)}"
     return judge(measured, bool(at_last.mean() >= 0.98), remark)
 
 
@@ -128,8 +128,7 @@ def _name(start: tuple[str, float]) -> str:
 
 
 def _share(best: Any, settings: Settings, scale: float) -> str:
-    row = best[settings.starts.index(("normal", scale))]
-    return " / ".join(f"{share:.0%}" for share in row)
+    return listed(best[settings.starts.index(("normal", scale))], ".0%")
 
 
 EXPERIMENT = Experiment(

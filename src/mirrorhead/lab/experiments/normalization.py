@@ -9,25 +9,20 @@ lp-AttSVM, that of the tokens which the normalised path selects in the end, are 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
-from mirrorhead.lab.plots import legend_below, mean_band, panels
-from mirrorhead.lab.verdicts import Verdict, judge
+from mirrorhead.lab.plots import Figure, legend_below, mean_band, panels
+from mirrorhead.lab.verdicts import Verdict, judge, listed
 from mirrorhead.margin import attention_svm
 from mirrorhead.paths.descent import Path, descend, recorded_steps
 from mirrorhead.paths.step_size import largest_step
 from mirrorhead.potentials import PNorm
 from mirrorhead.synthetic import random_problem, random_weights
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 RULES = ("normalized", "constant")
 
@@ -89,11 +84,11 @@ def verdict(result: Result[Settings]) -> Verdict:
     steps = np.array(distance) / settings.lr
     same = (abs(middle - 1) < 0.1) & (low > 0.75) & (high < 1.25)
     measured = (
-        f"p = {_row('g', settings.p)}: D with constant over D with normalised steps, equally far "
-        f"from the start, median {_row('.3f', middle)} (middle 90 % within {low.min():.3f} to "
-        f"{high.max():.3f}), tokens there agree in {_row('.0%', result['agree'].mean(0))}. "
-        f"{settings.constant:,} constant steps come to a median D of {_row('.1e', slow)}, as do "
-        f"about {_row('.0f', steps)} normalised ones, which end at {_row('.1e', fast)}"
+        f"p = {listed(settings.p, 'g')}: D with constant over D with normalised steps, equally far "
+        f"from the start, median {listed(middle, '.3f')} (middle 90 % within {low.min():.3f} to "
+        f"{high.max():.3f}), tokens there agree in {listed(result['agree'].mean(0), '.0%')}. "
+        f"{settings.constant:,} constant steps come to a median D of {listed(slow, '.1e')}, as do "
+        f"about {listed(steps, '.0f')} normalised ones, which end at {listed(fast, '.1e')}"
     )
     holds = bool(same.all() and (steps <= settings.constant / 10).all())
     outside = [
@@ -113,11 +108,7 @@ def draw(result: Result[Settings]) -> Figure:
         for k, (rule, last) in enumerate(zip(RULES, (steps, settings.constant), strict=True)):
             divergence = result[f"divergence {p:g} {rule}"]
             distance = result[f"distance {p:g} {rule}"]
-            line = {
-                "color": f"C{k}",
-                "linestyle": "-" if k == 0 else "--",
-                "label": f"{rule} steps",
-            }
+            line = {"color": f"C{k}", "linestyle": ("-", "--")[k], "label": f"{rule} steps"}
             mean_band(above, sorted(recorded_steps(last)), divergence, **line)
             below.plot(distance.mean(0), divergence.mean(0), **line)
         above.set(xscale="log", yscale="log", xlabel="step", title=f"p = {p:g}")
@@ -133,10 +124,6 @@ def _distance(path: Path, init: Tensor) -> Tensor:
     """||u(k) - u(0)||_q, (trials, records)."""
     psi = PNorm(path.p)
     return psi.dual_norm(psi.mirror(path.W) - psi.mirror(init), (-2, -1)).T
-
-
-def _row(form: str, values: Iterable[float]) -> str:
-    return " / ".join(format(value, form) for value in values)
 
 
 def _ratios(result: Result[Settings], p: float) -> np.ndarray:

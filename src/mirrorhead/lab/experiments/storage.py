@@ -11,7 +11,6 @@ chunk is there as a whole or not at all, also when two processes compute it at o
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from mirrorhead._files import write_atomically
+from mirrorhead._files import sha256_of, write_atomically
 from mirrorhead._version import __version__
 from mirrorhead.lab.experiments.experiment import (
     Experiment,
@@ -71,7 +70,7 @@ def save(out: Path, experiment: Experiment[Any], result: Result[Any]) -> None:
     arrays: dict[str, Any] = {f"array.{key}": array for key, array in result.arrays.items()}
     np.savez(buffer, **arrays)
     data = buffer.getvalue()
-    checksum = hashlib.sha256(data).hexdigest()
+    checksum = sha256_of(data)
     path = _chunk_path(out, experiment, result.settings)
     npz = path.with_name(f"{path.stem}-{checksum[:12]}.npz")
     write_atomically(npz, data)
@@ -93,7 +92,7 @@ def load(out: Path, experiment: Experiment[Any], settings: TrialSettings) -> Res
         if {key: description[key] for key in identity} != identity:
             raise DamagedResult(f"{path} is of other settings than its name says")
         data = (path.parent / Path(description["arrays"]).name).read_bytes()
-        if hashlib.sha256(data).hexdigest() != description["sha256"]:
+        if sha256_of(data) != description["sha256"]:
             raise DamagedResult(f"the arrays of {path} do not have their checksum")
         with np.load(io.BytesIO(data), allow_pickle=False) as stored:
             arrays = {key.removeprefix("array."): stored[key] for key in stored.files}

@@ -9,23 +9,20 @@ with W_mm the lp-AttSVM solution of the tokens of highest score. The radii are m
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from mirrorhead.lab.experiments.convergence import stacked
 from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
-from mirrorhead.lab.plots import COLOURS, GREY, median_band, panels
+from mirrorhead.lab.plots import COLOURS, GREY, Figure, median_band, panels
 from mirrorhead.lab.verdicts import Verdict, judge, listed, of_each
 from mirrorhead.margin import attention_svm
 from mirrorhead.paths.diagnostics import fitted_slope
 from mirrorhead.paths.regularization import regularization_path
 from mirrorhead.synthetic import random_problem
 from mirrorhead.tokens import globally_optimal_tokens
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +41,7 @@ def run(settings: Settings) -> dict[str, Tensor]:
     problem = random_problem(settings.trials, first=settings.first)
     tokens = globally_optimal_tokens(problem)
     multiples = torch.tensor(settings.radii, dtype=torch.float64).unsqueeze(-1)
-    columns: dict[str, list[Tensor]] = {}
+    rows = []
     for p in settings.p:
         solution = attention_svm(problem.X, problem.z, tokens, p, tol=1e-12)
         path = regularization_path(problem, p, multiples * solution.norm, settings.starts)
@@ -54,9 +51,8 @@ def run(settings: Settings) -> dict[str, Tensor]:
             "optima": path.optima,
             "spread": path.spread,
         }
-        for name, value in row.items():
-            columns.setdefault(name, []).append(value.T)
-    return {name: torch.stack(parts, 1) for name, parts in columns.items()}
+        rows.append({name: value.T for name, value in row.items()})
+    return stacked(rows, 1)
 
 
 def verdict(result: Result[Settings]) -> Verdict:

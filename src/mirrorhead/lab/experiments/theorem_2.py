@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
-from mirrorhead.lab.plots import COLOURS, GREY, NORM, legend_below, median_band, panels
+from mirrorhead.lab.plots import COLOURS, GREY, NORM, Figure, legend_below, median_band, panels
 from mirrorhead.lab.verdicts import Verdict, judge, listed
 from mirrorhead.margin import attention_svm
 from mirrorhead.paths.descent import Path, descend, recorded_steps
@@ -27,9 +26,6 @@ from mirrorhead.paths.diagnostics import fitted_slope, log_growth
 from mirrorhead.paths.step_size import largest_step
 from mirrorhead.potentials import PNorm
 from mirrorhead.synthetic import random_problem, random_weights
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, kw_only=True)

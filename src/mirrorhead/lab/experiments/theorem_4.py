@@ -13,23 +13,19 @@ follows the same path and reaches an N that the constant rule would need exp(N) 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
-from mirrorhead.lab.plots import COLOURS, GREY, NORM, median_band, panels
+from mirrorhead.lab.plots import COLOURS, GREY, NORM, Figure, median_band, panels
 from mirrorhead.lab.verdicts import Verdict, judge, listed
 from mirrorhead.paths.descent import descend
 from mirrorhead.paths.diagnostics import fitted_slope, observed_rate, theorem_rate
 from mirrorhead.potentials import PNorm
 from mirrorhead.synthetic import random_problem
 from mirrorhead.tokens import locally_optimal
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, kw_only=True)

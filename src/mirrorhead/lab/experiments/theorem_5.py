@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from mirrorhead.lab.experiments.convergence import stacked
 from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
-from mirrorhead.lab.plots import COLOURS, GREY, panels
+from mirrorhead.lab.plots import COLOURS, GREY, Figure, panels
 from mirrorhead.lab.verdicts import Verdict, judge, listed
 from mirrorhead.margin import MarginSolution, attention_svm, svm
 from mirrorhead.paths._assumption_b import assumption_b
@@ -28,9 +28,6 @@ from mirrorhead.paths.descent import descend
 from mirrorhead.paths.regularization import joint_regularization_path
 from mirrorhead.problem import AttentionProblem
 from mirrorhead.synthetic import example_2
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PAIRS = tuple(product(range(3), repeat=2))
 
@@ -53,11 +50,9 @@ def run(settings: Settings) -> dict[str, Tensor]:
     of the best pair, (1, exponents, radii, 2) and (1, exponents, radii). The same of JointGD at
     its end, to the solutions of its own tokens: descent_tokens, descent_weights, descent_head."""
     problem = example_2()
-    columns: dict[str, list[Tensor]] = {}
-    for p, steps in zip(settings.p, settings.steps, strict=True):
-        for name, value in _measure(problem, p, steps, settings).items():
-            columns.setdefault(name, []).append(value)
-    return {name: torch.stack(parts).unsqueeze(0) for name, parts in columns.items()}
+    each = zip(settings.p, settings.steps, strict=True)
+    rows = stacked((_measure(problem, p, steps, settings) for p, steps in each), 0)
+    return {name: value.unsqueeze(0) for name, value in rows.items()}
 
 
 def verdict(result: Result[Settings]) -> Verdict:

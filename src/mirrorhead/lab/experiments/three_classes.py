@@ -13,7 +13,6 @@ which is checked exactly here, sample by sample, and compared with what the path
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,15 +20,12 @@ from torch import Tensor
 
 from mirrorhead.lab.experiments.convergence import at_a_tenth
 from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
-from mirrorhead.lab.plots import COLOURS, median_band, panels
+from mirrorhead.lab.plots import COLOURS, Figure, median_band, panels
 from mirrorhead.lab.verdicts import Verdict, judge, listed
 from mirrorhead.margin import attention_svm
 from mirrorhead.paths.descent import descend, recorded_steps
 from mirrorhead.problem import AttentionProblem
 from mirrorhead.synthetic import random_problem
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 ONE_HOT = 0.999  # the least mass of a selected token
 
@@ -58,8 +54,8 @@ def run(settings: Settings) -> dict[str, Tensor]:
         solution = attention_svm(problem.X, problem.z, path.tokens, p, settings.tol)
         arrays[f"divergence {p:g}"] = path.divergence_to(solution).T
         mass.append(problem.attention(path.W[-1]).amax(-1))
-        chosen = path.tokens[..., None, None].expand(*change.shape[:2], 1, change.shape[-1])
-        descends = change.gather(-2, chosen).squeeze(-2) <= 0  # (trials, n, tau)
+        chosen = path.tokens[..., None, None]
+        descends = change.take_along_dim(chosen, -2).squeeze(-2) <= 0  # (trials, n, tau)
         local.append(~(descends & solution.support).any(-1).any(-1))
     arrays |= {"mass": torch.stack(mass, 1), "local": torch.stack(local, 1)}
     return arrays | {"pure": (change.amin(-1) >= -1e-12).any(-1)}

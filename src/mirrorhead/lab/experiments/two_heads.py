@@ -9,7 +9,6 @@ the pair of max-margin solutions, and with it each head to its own.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,15 +16,12 @@ from torch import Tensor
 
 from mirrorhead.lab.experiments.convergence import at_a_tenth
 from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
-from mirrorhead.lab.plots import COLOURS, legend_below, median_band, panels
+from mirrorhead.lab.plots import COLOURS, Figure, divergence_panels, legend_below, median_band
 from mirrorhead.lab.verdicts import Verdict, judge, listed
 from mirrorhead.paths.descent import descend, direction_divergence, recorded_steps
 from mirrorhead.problem import AttentionProblem
 from mirrorhead.synthetic import random_problem
 from mirrorhead.tokens import locally_optimal
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +83,7 @@ def verdict(result: Result[Settings]) -> Verdict:
 def draw(result: Result[Settings]) -> Figure:
     """The divergence of each head, and of both as one, against the step."""
     settings = result.settings
-    figure, axes = panels(len(settings.p), sharey=True)
+    figure, axes = divergence_panels(settings.p)
     for axis, p, steps in zip(axes, settings.p, settings.steps, strict=True):
         x = sorted(recorded_steps(steps))
         for head in range(2):
@@ -95,8 +91,6 @@ def draw(result: Result[Settings]) -> Figure:
             median_band(axis, x, values, color=COLOURS[head], label=f"head {head + 1}")
         both = np.median(result[f"pair {p:g}"], 0)
         axis.plot(x, both, "--", color="black", linewidth=1, label="both as one direction")
-        axis.set(xscale="log", yscale="log", xlabel="step", title=f"p = {p:g}")
-    axes[0].set_ylabel("divergence to the AttSVM")
     legend_below(figure, axes[0], columns=3)
     return figure
 

@@ -14,7 +14,6 @@ W_1 is compared with the lp-AttSVM of all n T queries as well.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,15 +22,12 @@ from torch import Tensor
 from mirrorhead.lab.experiments.convergence import at_a_tenth
 from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
 from mirrorhead.lab.experiments.two_layer_model import TwoLayers
-from mirrorhead.lab.plots import COLOURS, legend_below, median_band, panels
+from mirrorhead.lab.plots import COLOURS, Figure, divergence_panels, legend_below, median_band
 from mirrorhead.lab.verdicts import Verdict, judge, listed
 from mirrorhead.margin import MarginSolution, attention_svm
 from mirrorhead.paths._update_rules import Normalized
 from mirrorhead.paths.descent import direction_divergence, recorded_steps
 from mirrorhead.synthetic import random_problem
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 ONE_HOT = 0.99  # attention above this on one token counts as one-hot
 
@@ -164,14 +160,12 @@ def verdict(result: Result[Settings]) -> Verdict:
 def draw(result: Result[Settings]) -> Figure:
     """The divergence of each layer to the AttSVM of what it sees, against the step."""
     settings = result.settings
-    figure, axes = panels(len(settings.p), sharey=True)
+    figure, axes = divergence_panels(settings.p)
     for axis, p, steps in zip(axes, settings.p, settings.steps, strict=True):
         x = sorted(recorded_steps(steps))
         for layer in range(2):
             values = result[f"layers {p:g}"][..., layer]
             median_band(axis, x, values, color=COLOURS[layer], label=f"layer {layer + 1}")
-        axis.set(xscale="log", yscale="log", xlabel="step", title=f"p = {p:g}")
-    axes[0].set_ylabel("divergence to the AttSVM")
     legend_below(figure, axes[0], columns=2)
     return figure
 

@@ -37,13 +37,8 @@ def attention_maps(
     (torch.Size([1, 2, 4, 4]), torch.Size([1, 2, 1, 4]))
     """
     wanted = None if layers is None else set(layers)
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad(), _Listener(wanted) as listener:
-            model(*inputs, **named)
-    finally:
-        model.train(was_training)
+    with evaluating(model), torch.no_grad(), _Listener(wanted) as listener:
+        model(*inputs, **named)
     if listener.calls == 0:
         raise ValueError(
             "the model made no call of torch's scaled_dot_product_attention, so there is nothing"
@@ -53,6 +48,17 @@ def attention_maps(
     if wanted is not None and not wanted <= set(range(listener.calls)):
         raise ValueError(f"layers must be from 0 to {listener.calls - 1}, got {sorted(wanted)}")
     return listener.maps
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Within the block, the model is in evaluation mode."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 
 @contextmanager
@@ -67,15 +73,15 @@ def all_rows(model: nn.Module) -> Iterator[None]:
     ...     attention_maps(model, torch.tensor([[2, 5, 6, 3]]))[0].shape
     torch.Size([1, 2, 4, 4])
     """
-    switched: Any = model if hasattr(model, "every_row") else None
-    before = switched.every_row if switched is not None else None
+    if not hasattr(model, "every_row"):
+        yield
+        return
+    switched: Any = model
+    before, switched.every_row = switched.every_row, True
     try:
-        if switched is not None:
-            switched.every_row = True
         yield
     finally:
-        if switched is not None:
-            switched.every_row = before
+        switched.every_row = before
 
 
 def attention_weights(

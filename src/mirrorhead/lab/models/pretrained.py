@@ -45,7 +45,7 @@ class PretrainedClassifier(nn.Module):
         super().__init__()
         self.folder = folder
         self.base = _read_base(folder)
-        self.encoder: Any = _load_encoder(folder)
+        self.encoder: Any = load_encoder(folder)
         for module in self.encoder.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0  # a run of two epochs has no use for it
@@ -93,9 +93,7 @@ class Tokens:
     """Texts as token numbers, cut to a length; batches of similar length."""
 
     def __init__(self, folder: Path, texts: Sequence[str], labels: Any, max_length: int) -> None:
-        from transformers import AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        tokenizer = load_tokenizer(folder)
         self.pad = int(tokenizer.pad_token_id or 0)
         encoded = tokenizer(list(texts), truncation=True, max_length=max_length)["input_ids"]
         self.rows = [torch.tensor(row) for row in encoded]
@@ -138,24 +136,40 @@ def accuracy(model: PretrainedClassifier, tokens: Tokens, size: int = 128) -> fl
 def _read_base(folder: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
-    from mirrorhead.patches.checkpoints import checkpoint_files
+    from mirrorhead.patches.checkpoints import checkpoint_files, read_header
 
     state: dict[str, Tensor] = {}
     for file in checkpoint_files(folder):
+        read_header(file)  # names the file if it is damaged
         state |= load_file(file)
     return state
 
 
-def _load_encoder(folder: Path) -> Any:
+def load_tokenizer(folder: Path) -> Any:
+    """Return the tokenizer in a Hugging Face folder."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:  # the library has no class for them: a damaged file is any of many
+        raise PretrainedError(
+            f"the tokenizer in {folder} cannot be read: {type(error).__name__}: {error}"
+        ) from error
+
+
+def load_encoder(folder: Path) -> Any:
+    """Return the model in a Hugging Face folder, without its head."""
     try:
         from transformers import AutoModel
         from transformers.utils import logging
     except ImportError as error:
-        raise PretrainedError("fine-tuning needs pip install 'mirrorhead[tune]'") from error
+        raise PretrainedError(
+            "a Hugging Face model needs pip install 'mirrorhead[tune]'"
+        ) from error
     logging.disable_progress_bar()
     try:
         return AutoModel.from_pretrained(str(folder), local_files_only=True, dtype="auto")
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # as with the tokenizer
         raise PretrainedError(
             f"{folder} cannot be read as a Hugging Face model: {error}"
         ) from error

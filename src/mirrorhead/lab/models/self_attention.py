@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mirrorhead.lab.models.attention_dropout import dropped_attention
+from mirrorhead.lab.models.dropout import dropped_attention
 
 
 class SelfAttention(nn.Module):

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import io
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup, escape
 
+from mirrorhead.lab.plots import Figure
 from mirrorhead.lab.report.formulas import plain_text, powers
 from mirrorhead.lab.report.table import Cell, Table, word
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 #: Points of a line in the table of values; a longer line is sampled.
 POINTS = 9
@@ -32,24 +30,45 @@ def inline_svg(figure: Figure, name: str, alt: str) -> Markup:
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
-    needless = r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->"
+    needless = r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->|<defs>\s*</defs>"
     text = re.sub(needless, "", text, flags=re.DOTALL)
-    text = re.sub(r'\bid="', f'id="{name}-', text)
-    text = re.sub(r'((?:xlink:)?href="#|url\(#)', rf"\g<1>{name}-", text)
-    # Hundredths of a point are enough: a third of the page would be further digits.
-    text = re.sub(r' d="[^"]*"', lambda d: re.sub(r"(\.\d\d)\d+", r"\1", d[0]), text)
+    text = text.replace("xlink:href", "href")
+    used = set(re.findall(r'(?:href="|url\()#([^")]+)', text))
+    text = re.sub(r' id="([^"]+)"', lambda i: f' id="{name}-{i[1]}"' if i[1] in used else "", text)
+    text = re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", text)
+    # Hundredths of a point are enough, and no line needs an indent: half of a page would be those.
+    text = re.sub(r"(scale\([^)]*\)|\.\d\d)\d*", r"\1", text)  # scales are of letters, and small
+    text = re.sub(r"\s*\n\s*", "\n", text)
     view = re.search(r'viewBox="[^"]*"', text)
     if view is None:
         raise ValueError("the SVG has no viewBox")
     label = f"{name}-description"
     width = float(figure.get_figwidth()) * 96 * 1.15  # pixels; a small figure stays small
     opening = (
-        f'<svg {view.group()} xmlns="http://www.w3.org/2000/svg" '
-        f'xmlns:xlink="http://www.w3.org/1999/xlink" role="img" aria-labelledby="{label}" '
-        f'stroke-linejoin="round" stroke-linecap="butt" style="max-width: {width:.0f}px">'
+        f'<svg {view.group()} xmlns="http://www.w3.org/2000/svg" role="img"'
+        f' aria-labelledby="{label}" stroke-linejoin="round" stroke-linecap="butt"'
+        f' style="max-width: {width:.0f}px">'
         f'<title id="{label}">{escape(plain_text(alt))}</title>'
     )
     return Markup(opening + text[text.index(">") + 1 :])
+
+
+def share_letters(page: str) -> str:
+    """Return a page whose figures share one outline of each letter, instead of one per figure.
+
+    >>> figures = '<body><path id="a-DejaVuSans-41" d="M"/><use href="#a-DejaVuSans-41"/></body>'
+    >>> print(share_letters(figures))
+    <body><svg width="0" height="0" aria-hidden="true"><defs>
+    <path id="DejaVuSans-41" d="M"/>
+    </defs></svg><use href="#DejaVuSans-41"/></body>
+    """
+    outline = re.compile(r'<path id="[\w-]*?(DejaVu[\w-]+)"([^>]*/>)')
+    letters = dict(outline.findall(page))
+    page = outline.sub("", page)
+    page = re.sub(r'href="#[\w-]*?(DejaVu[\w-]+)"', r'href="#\1"', page)
+    outlines = "\n".join(f'<path id="{name}"{rest}' for name, rest in letters.items())
+    shared = f'<svg width="0" height="0" aria-hidden="true"><defs>\n{outlines}\n</defs></svg>'
+    return re.sub(r"<body[^>]*>", lambda body: body[0] + shared, page, count=1)
 
 
 def plotted_values(figure: Figure, name: str) -> Table:

@@ -9,62 +9,46 @@ Marks may have the name of a table or a figure of a study, or <study>-about, <st
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mirrorhead._files import write_atomically
-from mirrorhead.lab.evaluation.results import DATA_SETS, ComparisonResults
-from mirrorhead.lab.plots import style
 from mirrorhead.lab.report.findings import Finding
-from mirrorhead.lab.report.real_data import about
-from mirrorhead.lab.report.real_data.claims import RULE, claims_of, judge_claim
-from mirrorhead.lab.report.real_data.figures import drawings
-from mirrorhead.lab.report.real_data.tables import tables
+from mirrorhead.lab.report.part import Part
+from mirrorhead.lab.report.studies import NAMES
 from mirrorhead.lab.report.table import Table, markdown, word
 from mirrorhead.lab.runtime.errors import UserError
 
 MARK = re.compile(r"^<!-- (begin ([\w-]+)|end) -->$", re.MULTILINE)
 
 
-def write_markdown(path: Path, studies: Sequence[ComparisonResults]) -> None:
+def write_markdown(path: Path, parts: Sequence[Part]) -> None:
     """Fill the marks of the page, and write its figures to images/ beside it."""
-    import matplotlib
-
     try:
         text = path.read_text("utf-8")
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error}") from error
-    new = fill(text, blocks(studies), str(path))
-    for study in studies:
-        for drawing in drawings(study):
-            if f"begin {drawing.name} " in text:
-                with matplotlib.rc_context({**style(), "svg.hashsalt": drawing.name}):
-                    buffer = io.BytesIO()
-                    drawing.draw(study).savefig(
-                        buffer, format="svg", metadata={"Date": None}, facecolor="white"
-                    )
-                write_atomically(path.parent / "images" / f"{drawing.name}.svg", buffer.getvalue())
+    new = fill(text, blocks(parts), str(path))
+    for figure in (figure for part in parts for figure in part.figures):
+        if f"begin {figure.name} " in text:
+            write_atomically(path.parent / "images" / f"{figure.name}.svg", figure.svg_file())
     write_atomically(path, new.encode())
 
 
-def blocks(studies: Sequence[ComparisonResults]) -> dict[str, str]:
+def blocks(parts: Sequence[Part]) -> dict[str, str]:
     """What stands between the marks, by their names."""
     found: dict[str, str] = {}
-    for study in studies:
-        findings = [judge_claim(study, claim) for claim in claims_of(study)]
-        found[f"{study.name}-about"] = (
-            f"    {study.command}\n\n{about(study)} Tuning: {study.rule}."
-        )
-        found[f"{study.name}-verdicts"] = f"{markdown(_verdicts(study.name, findings))}\n\n{RULE}"
-        for table in tables(study):
+    for part in parts:
+        found[f"{part.name}-about"] = f"    {part.command}\n\n{part.about} Tuning: {part.tuning}."
+        verdicts = markdown(_verdicts(part.name, part.findings))
+        found[f"{part.name}-verdicts"] = f"{verdicts}\n\n{part.verdict_rule}"
+        for table in part.tables:
             note = f"\n\n{table.note}" if table.note else ""
             found[table.name] = markdown(table) + note
-        for drawing in drawings(study):
-            found[drawing.name] = (
-                f"![{drawing.caption}](images/{drawing.name}.svg)\n\n{drawing.caption}"
-            )
+        for figure in part.figures:
+            image = f"![{figure.caption}](images/{figure.name}.svg)"
+            found[figure.name] = f"{image}\n\n{figure.caption}"
     return found
 
 
@@ -88,7 +72,7 @@ def fill(text: str, blocks: Mapping[str, str], name: str = "the page") -> str:
     pieces, last = [], 0
     for begin, end in zip(begins, ends, strict=True):
         block = blocks.get(begin[2])
-        if block is None and begin[2].split("-")[0] not in DATA_SETS:
+        if block is None and begin[2].split("-")[0] not in NAMES:
             known = ", ".join(blocks) or "none"
             raise UserError(f"{name}: there is nothing for {begin[2]}; there are {known}")
         if block is not None:

@@ -12,10 +12,10 @@ from markupsafe import Markup
 
 from mirrorhead._files import write_atomically
 from mirrorhead._version import __version__
+from mirrorhead.lab.report.figures import share_letters
 from mirrorhead.lab.report.findings import WORDS, Finding
 from mirrorhead.lab.report.formulas import equation, plain_text, powers, with_formulas
-from mirrorhead.lab.report.real_data import Part
-from mirrorhead.lab.report.real_data.claims import RULE
+from mirrorhead.lab.report.part import Part
 from mirrorhead.lab.runtime.errors import UserError
 
 if TYPE_CHECKING:
@@ -69,12 +69,11 @@ def render(
     }
     everything = [*findings, *(finding for part in parts for finding in part.findings)]
     counts = Counter(finding.word for finding in everything)
-    return environment.get_template("report.html.j2").render(
+    text = environment.get_template("report.html.j2").render(
         findings=findings,
         parts=parts,
         missing=missing,
         docs=docs,
-        verdict_rule=RULE,
         everything=everything,
         number_of={finding.name: k for k, finding in enumerate(everything, start=1)},
         counts=[(word, counts[word]) for word in WORDS if counts[word]],
@@ -87,6 +86,7 @@ def render(
         css_class=lambda word: word.replace(" ", "-"),
         vars=vars,
     )
+    return share_letters(text)
 
 
 def templates() -> Environment:

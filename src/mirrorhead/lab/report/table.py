@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,19 @@ class Table:
         for row in self.rows:
             if len(row) != len(self.columns):
                 raise ValueError(f"{self.name}: {len(row)} cells for {len(self.columns)} columns")
+
+    @staticmethod
+    def of(
+        name: str, title: str, columns: Mapping[str, Callable[[T], Cell]], things: Iterable[T],
+        note: str = "",
+    ) -> Table:  # fmt: skip
+        """A row for each thing; a column is a heading and a function of the thing.
+
+        >>> Table.of("t", "T", {"a": word, "b": lambda text: number(len(text))}, ["x"]).rows
+        ((Cell(text='x', key='x'), Cell(text='1.000', key=1)),)
+        """
+        rows = tuple(tuple(cell(thing) for cell in columns.values()) for thing in things)
+        return Table(name, title, tuple(columns), rows, note)
 
 
 def word(text: str) -> Cell:

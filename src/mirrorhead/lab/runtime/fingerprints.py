@@ -11,7 +11,6 @@ docstring or a type annotation. Other people's packages are not followed.
 from __future__ import annotations
 
 import ast
-import hashlib
 import inspect
 import json
 import re
@@ -21,6 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from mirrorhead._files import sha256_of
 from mirrorhead._version import __version__
 
 Read = Callable[[Path], str]
@@ -34,7 +34,7 @@ def digest(content: Any) -> str:
     True
     """
     text = json.dumps(content, sort_keys=True, allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return sha256_of(text.encode())[:16]
 
 
 def code_of(*parts: Callable[..., Any], read: Read | None = None) -> dict[str, str]:
@@ -131,7 +131,7 @@ class _Graph:
     def _source(self, module: str) -> _Source | None:
         if module not in self._sources:
             path = self._path(module)
-            self._sources[module] = None if path is None else _source(module, path, self.read)
+            self._sources[module] = None if path is None else _source(module, path, self.read(path))
         return self._sources[module]
 
     def _path(self, module: str) -> Path | None:
@@ -158,12 +158,17 @@ class _Graph:
         for path in sources:
             key = f"native/{path.name}"
             if key not in self.texts and f"EXPORT({name})" in (text := self.read(path)):
-                self.texts[key] = {text}
+                self.texts[key] = {_without_comments(text)}
                 for included in re.findall(r'^\s*#\s*include\s+"([^"]+)"', text, re.MULTILINE):
-                    self.texts[f"native/{included}"] = {self.read(folder / included)}
+                    header = _without_comments(self.read(folder / included))
+                    self.texts[f"native/{included}"] = {header}
                 build = home.parent / "cmake" / "CMakeLists.txt"
                 if build.is_file():
                     self.texts["cmake/CMakeLists.txt"] = {self.read(build)}
+
+
+def _without_comments(c: str) -> str:
+    return re.sub(r"/\*.*?\*/|//[^\n]*", "", c, flags=re.DOTALL)
 
 
 class _Statement:
@@ -200,13 +205,13 @@ class _Statement:
 class _Source:
     """A module's statements, and which names each of them binds."""
 
-    def __init__(self, module: str, path: Path, read: Read) -> None:
+    def __init__(self, module: str, path: Path, text: str) -> None:
         self.module, self.path = module, path
         self.binders: dict[str, list[_Statement]] = {}
         self.lazy: dict[str, list[_Statement]] = {}  # names that only type checkers see bound
         self.effects: list[_Statement] = []  # statements that bind nothing act when imported
         self.body: list[_Statement] = []
-        for node in ast.parse(read(path)).body:
+        for node in ast.parse(text).body:
             if _is_docstring(node) or getattr(node, "module", "") == "__future__":
                 continue
             if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
@@ -242,8 +247,8 @@ class _Source:
 
 
 @cache
-def _source(module: str, path: Path, read: Read) -> _Source:
-    return _Source(module, path, read)
+def _source(module: str, path: Path, text: str) -> _Source:
+    return _Source(module, path, text)
 
 
 class _Plain(ast.NodeTransformer):

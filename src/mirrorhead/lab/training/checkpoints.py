@@ -8,7 +8,6 @@ a run may resume with another number of processes.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from dataclasses import dataclass, field
@@ -19,12 +18,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
-from mirrorhead._files import new_folder, remove_folder, write_json
+from mirrorhead._files import new_folder, remove_folder, sha256_of, write_json
 from mirrorhead.lab.runtime.errors import RunError
-from mirrorhead.lab.runtime.json_files import read_json
+from mirrorhead.lab.runtime.json_files import read_bytes, read_json
+from mirrorhead.optim._sharded import is_sharded
 
 FORMAT = 1
 MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
@@ -74,7 +73,7 @@ def save_checkpoint(
         except SafetensorError as error:  # such as a full disk
             raise RunError(f"{folder} cannot take a checkpoint: {error}") from error
         content = {"format": FORMAT, "step": step, "optimizer": options, "run": state}
-        sums = {name: _sha256((fresh / name).read_bytes()) for name in (MODEL, OPTIMIZER)}
+        sums = {name: sha256_of((fresh / name).read_bytes()) for name in (MODEL, OPTIMIZER)}
         write_json(fresh / STATE, {**content, "sha256": {**sums, STATE: _sha256_json(content)}})
     for old in checkpoints(folder)[:-keep]:
         remove_folder(old)
@@ -108,14 +107,12 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: Optimizer) -> dict[
 
 
 def _load_tensors(path: Path, state: _State) -> dict[str, Tensor]:
+    content = read_bytes(path)
+    wanted = state.sha256.get(path.name)
+    if wanted is not None and sha256_of(content) != wanted:
+        raise RunError(f"{path} is damaged: its checksum is not the one in {STATE}")
     try:
-        content = path.read_bytes()
-        wanted = state.sha256.get(path.name)
-        if wanted is not None and _sha256(content) != wanted:
-            raise RunError(f"{path} is damaged: its checksum is not the one in {STATE}")
         return load(content)
-    except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror}") from error
     except SafetensorError as error:
         raise RunError(f"{path} is damaged: {error}") from error
 
@@ -127,12 +124,8 @@ def _check_state(path: Path, state: _State) -> None:
         raise RunError(f"{path} is damaged: its content does not have its checksum")
 
 
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
 def _sha256_json(content: Any) -> str:
-    return _sha256(json.dumps(content, sort_keys=True).encode())
+    return sha256_of(json.dumps(content, sort_keys=True).encode())
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -211,7 +204,7 @@ def _load_optimizer(
 
 def _whole(tensor: Tensor) -> Tensor:
     tensor = tensor.detach()
-    if isinstance(tensor, DTensor):
+    if is_sharded(tensor):
         tensor = tensor.full_tensor()
     return tensor.to("cpu", copy=True).contiguous()
 
@@ -219,6 +212,8 @@ def _whole(tensor: Tensor) -> Tensor:
 def _like(saved: Tensor, tensor: Tensor) -> Tensor:
     """Return the whole tensor `saved` on the device of `tensor`, sharded in the same way."""
     saved = saved.to(tensor.device)
-    if isinstance(tensor, DTensor):
+    if is_sharded(tensor):
+        from torch.distributed.tensor import distribute_tensor
+
         return distribute_tensor(saved, tensor.device_mesh, tensor.placements)
     return saved

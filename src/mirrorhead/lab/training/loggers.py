@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from mirrorhead._files import write_atomically
 from mirrorhead.lab.runtime.errors import RunError, UserError
+from mirrorhead.lab.runtime.progress import ProgressBars
 
 
 @dataclass(frozen=True)
@@ -85,30 +86,17 @@ class Console:
     """A progress bar and a line for every epoch, on the standard error stream."""
 
     def __init__(self) -> None:
-        from rich.console import Console as RichConsole
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-        from rich.progress import TimeRemainingColumn as Remaining
-
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            Remaining(),
-            TextColumn("{task.fields[note]}"),
-            console=RichConsole(stderr=True),
-        )
-        self.task: Any = None
+        self.bars = ProgressBars({"training": None}, "steps")
 
     def __call__(self, event: Event) -> None:
         if event.kind == "start":
-            self.task = self.bar.add_task("training", total=event.steps, note="")
-            self.bar.start()
+            self.bars.start()
         note = "  ".join(f"{name} {value:.4g}" for name, value in event.values.items())
         if event.kind == "epoch":
-            self.bar.console.print(f"epoch {event.epoch}: {note}")
-        self.bar.update(self.task, completed=event.step, note=note)
+            self.bars.say(f"epoch {event.epoch}: {note}")
+        self.bars.update("training", event.step, note, total=event.steps)
         if event.kind == "end":
-            self.bar.stop()
+            self.bars.stop()
 
 
 class TensorBoard:

@@ -8,7 +8,6 @@ position in the epoch are all that a checkpoint has to hold.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import math
 import time
@@ -25,9 +24,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from mirrorhead._files import write_atomically, write_json
+from mirrorhead._files import sha256_of, write_atomically, write_json
 from mirrorhead.lab.datasets.batches import Examples, epoch_batches, even_batches, pieces
 from mirrorhead.lab.datasets.fingerprint import fingerprint
+from mirrorhead.lab.models.attention_maps import evaluating
 from mirrorhead.lab.runtime.errors import Diverged, RunError
 from mirrorhead.lab.runtime.json_files import from_plain
 from mirrorhead.lab.training.checkpoints import (
@@ -45,6 +45,7 @@ from mirrorhead.lab.training.run_folder import (
     Outcome,
     claim,
     locked_run,
+    milestone_path,
     read_outcome,
 )
 from mirrorhead.lab.training.settings import TrainSettings
@@ -82,7 +83,7 @@ def train(
     """Train `model`, or resume where an earlier call with the same arguments was stopped.
 
     At the end `model` has the weights after the last epoch; folder/best.safetensors has those
-    of the epoch with the best validation accuracy. A finished run is not run again: its outcome is
+    of the epoch that `settings.choose` names. A finished run is not run again: its outcome is
     read from folder/result.json.
 
     Args:
@@ -159,16 +160,14 @@ def evaluate(
 ) -> dict[str, float]:
     """Return mean cross-entropy and accuracy, with dropout off."""
     group = group or ProcessGroup()
-    was_training = model.training
-    model.eval()
     device = next(model.parameters()).device
     sums = torch.zeros(3, dtype=torch.float64, device=device)
-    for batch in even_batches(np.arange(len(examples)), batch_size, _lengths(examples)):
-        # A process without a share still takes part, as sharded weights are gathered by all.
-        indices = group.part(batch)
-        x, y = examples.batch(indices if len(indices) else batch[:1])
-        sums += _sums(model(x.to(device)), y.to(device)) * bool(len(indices))
-    model.train(was_training)
+    with evaluating(model):
+        for batch in even_batches(np.arange(len(examples)), batch_size, _lengths(examples)):
+            # A process without a share still takes part, as sharded weights are gathered by all.
+            indices = group.part(batch)
+            x, y = examples.batch(indices if len(indices) else batch[:1])
+            sums += _sums(model(x.to(device)), y.to(device)) * bool(len(indices))
     loss, correct, seen = group.sum(sums).tolist()
     return {"loss": loss / seen, "accuracy": correct / seen}
 
@@ -188,8 +187,7 @@ class _Run:
         settings = self.settings
         per_epoch = math.ceil(len(self.examples) / settings.batch_size)
         steps = settings.epochs * per_epoch
-        for logger in tell:
-            logger(Event("start", at.step, steps, at.epoch))
+        _tell(tell, Event("start", at.step, steps, at.epoch))
         if at.step == 0:
             self._save(at)
         while at.epoch < settings.epochs and not _reached(at, settings):
@@ -197,11 +195,9 @@ class _Run:
             self._epoch(at, steps, tell)
             values = self._close_epoch(at, time.perf_counter() - began)
             # The log comes first: events after the checkpoint are dropped when a run resumes.
-            for logger in tell:
-                logger(Event("epoch", at.step, steps, at.epoch, values))
+            _tell(tell, Event("epoch", at.step, steps, at.epoch, values))
             self._save(at)
-        for logger in tell:
-            logger(Event("end", at.step, steps, at.epoch))
+        _tell(tell, Event("end", at.step, steps, at.epoch))
 
     def _epoch(self, at: Position, steps: int, tell: Sequence[Logger]) -> None:
         """Train from the current position to the end of the epoch."""
@@ -230,8 +226,8 @@ class _Run:
                         f"the loss is not finite, found at step {at.step}: lower lr"
                         f" (now {rate:g}), or clip the gradient. The last checkpoint is from before"
                     )
-                for logger in tell:
-                    logger(Event("step", at.step, steps, at.epoch, {**_means(at), "lr": rate}))
+                values = {**_means(at), "lr": rate}
+                _tell(tell, Event("step", at.step, steps, at.epoch, values))
                 if at.step % settings.checkpoint_every == 0 and not last:
                     self._save(at)
 
@@ -288,15 +284,21 @@ class _Run:
             "validation_accuracy": found["accuracy"],
         }
         best = max((e["validation_accuracy"] for e in at.epochs), default=-1.0)
+        before = max((e["train_accuracy"] for e in at.epochs), default=-1.0)
+        passed = [m for m in self.settings.milestones if before < m <= record["train_accuracy"]]
         at.epochs.append(record)
         at.epoch, at.batch, at.sums = at.epoch + 1, 0, [0.0, 0.0, 0.0]
-        if record["validation_accuracy"] > best:
+        keep = record["validation_accuracy"] > best or self.settings.choose == "last"
+        if keep or passed:
             weights = model_tensors(self.model)  # gathered by all processes
             if self.group.is_first:
                 # One entry: safetensors writes several in any order, and files should be the same.
                 content = save(weights, metadata={"epoch": str(at.epoch)})
-                at.best_sha256 = hashlib.sha256(content).hexdigest()
-                write_atomically(self.folder / BEST, content)
+                if keep:
+                    at.best_sha256 = sha256_of(content)
+                    write_atomically(self.folder / BEST, content)
+                for share in passed:
+                    write_atomically(milestone_path(self.folder, share), content)
         return {**record, "seconds": seconds}
 
     def _save(self, at: Position) -> None:
@@ -311,6 +313,11 @@ class _Run:
         )
 
 
+def _tell(loggers: Sequence[Logger], event: Event) -> None:
+    for logger in loggers:
+        logger(event)
+
+
 def _reached(at: Position, settings: TrainSettings) -> bool:
     goal = settings.stop_at
     return goal is not None and bool(at.epochs) and at.epochs[-1]["train_accuracy"] >= goal
@@ -318,7 +325,7 @@ def _reached(at: Position, settings: TrainSettings) -> bool:
 
 def _outcome(at: Position, settings: TrainSettings) -> Outcome:
     accuracies = [epoch["validation_accuracy"] for epoch in at.epochs]
-    best = int(np.argmax(accuracies))
+    best = int(np.argmax(accuracies)) if settings.choose == "best" else len(accuracies) - 1
     early = _reached(at, settings) and at.epoch < settings.epochs
     sha256 = at.best_sha256 or None
     return Outcome(best + 1, accuracies[best], early, tuple(at.epochs), sha256)
@@ -332,7 +339,7 @@ def _check_best(path: Path, at: Position, redone: int | None = None) -> None:
     """
     try:
         content = path.read_bytes()
-        if not at.best_sha256 or hashlib.sha256(content).hexdigest() == at.best_sha256:
+        if not at.best_sha256 or sha256_of(content) == at.best_sha256:
             return
         with safe_open(path, "pt") as file:
             if redone is not None and (file.metadata() or {}).get("epoch") == str(redone):
@@ -365,7 +372,7 @@ def _lengths(examples: Examples) -> np.ndarray | None:
 
 def _mix(*numbers: int) -> int:
     """Return a seed that differs for every combination."""
-    digest = hashlib.sha256(repr(numbers).encode()).digest()
+    digest = bytes.fromhex(sha256_of(repr(numbers).encode()))
     return int.from_bytes(digest[:8], "little") >> 1
 
 
@@ -373,14 +380,11 @@ def _about(
     model: nn.Module, examples: Examples, validation: Examples, settings: TrainSettings
 ) -> dict[str, Any]:
     """Return what a folder belongs to: all settings but those that do not change the result."""
-    wanted = dataclasses.asdict(settings)
-    for name in ("keep", "checkpoint_every"):
-        del wanted[name]
     shapes = repr([(name, tuple(p.shape), str(p.dtype)) for name, p in model.named_parameters()])
     about = {
-        **wanted,
+        **settings.identity(),
         "arithmetic": ARITHMETIC,
-        "model": hashlib.sha256(shapes.encode()).hexdigest()[:16],
+        "model": sha256_of(shapes.encode())[:16],
         "examples": fingerprint(examples),
         "validation": fingerprint(validation),
     }

@@ -85,12 +85,12 @@ def process_group() -> Iterator[ProcessGroup]:
 
 
 def _leave_together(store: dist.Store, rank: int, size: int) -> None:
-    """Wait until no process has anything left to send.
+    """Wait until no process needs the connections any more.
 
     Closing a gloo connection resets it. A barrier alone does not protect the peer: the first
-    process to return from it may close the connection while another is still inside, and an
-    error in gloo's own thread ends the process with SIGABRT because nothing there catches it
-    (pytorch/pytorch#50701, #188266). The store is not part of gloo and outlives the group.
+    process to return from it may close the connection while another is still inside
+    (pytorch/gloo#155, open). The store is not part of gloo and outlives the group.
+    docs/reliability.md says what is known of aborts in gloo.
     """
     dist.barrier()
     store.set(f"left-{rank}", "1")

@@ -4,7 +4,9 @@
     preset.json       data set and model, from which `load_run` builds the model again
     log.jsonl         one line for every event
     checkpoints/      the last states, to resume from
-    best.safetensors  weights of the epoch with the best validation accuracy
+    best.safetensors  weights of the epoch with the best validation accuracy, or of the last epoch
+                      if the settings choose that one
+    milestones/       weights after the first epoch that reached a training accuracy
     result.json       the outcome; there exactly if the run has finished, and then the truth
     test.json         loss and accuracy of the best weights on the test set
     mirrorhead.lock   held by the process that trains
@@ -15,7 +17,6 @@ A folder that is neither empty nor a run is refused before anything in it is cha
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,15 +24,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from filelock import FileLock, Timeout
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load
 from torch import nn
 
-from mirrorhead._files import is_temporary, remove_leftovers, write_json
+from mirrorhead._files import is_temporary, remove_leftovers, sha256_of, write_json
 from mirrorhead.lab.models import TextSettings, ViTSettings
 from mirrorhead.lab.runtime.errors import RunError
-from mirrorhead.lab.runtime.json_files import from_plain, read_json
+from mirrorhead.lab.runtime.json_files import from_plain, read_bytes, read_json
 from mirrorhead.lab.training.presets import Preset
 from mirrorhead.lab.training.settings import TrainSettings
 
@@ -145,6 +147,7 @@ def claim(folder: Path, about: dict[str, Any], *, write: bool) -> None:
         (folder / "checkpoints").mkdir(exist_ok=True)
         remove_leftovers(folder, r"(settings|preset|result)\.json|best\.safetensors|log\.jsonl")
         remove_leftovers(folder / "checkpoints", r"step-\d+")
+        remove_leftovers(folder / "milestones", r"[\d.]+\.safetensors")
 
 
 def data_matches(settings: dict[str, Any], prints: tuple[str, str]) -> bool:
@@ -155,6 +158,15 @@ def data_matches(settings: dict[str, Any], prints: tuple[str, str]) -> bool:
 def _same_data(old: object, new: str) -> bool:
     # Older versions wrote fingerprints without the part about the inputs.
     return isinstance(old, str) and (old == new or new.startswith(f"{old}; inputs"))
+
+
+def milestone_path(folder: Path, share: float) -> Path:
+    """Return the file with the weights after the first epoch of that training accuracy.
+
+    >>> milestone_path(Path("run"), 0.975).name
+    '0.975.safetensors'
+    """
+    return folder / "milestones" / f"{share:g}.safetensors"
 
 
 def describe_run(folder: str | Path, chosen: Preset) -> None:
@@ -187,21 +199,67 @@ def load_run(folder: str | Path) -> Run:
     return Run(folder, chosen, model.eval())
 
 
-def load_best(folder: Path, model: nn.Module) -> None:
-    """Load the weights of the best epoch; their checksum is compared with the finished run's."""
-    path = folder / BEST
+@dataclass(frozen=True)
+class SavedWeights:
+    """Weights at one moment of a run; without a file, those that it began with."""
+
+    run: Run
+    name: str
+    epoch: int | None
+    train_accuracy: float | None
+    path: Path | None
+
+    def load_into(self, model: nn.Module) -> None:
+        """Load them into a model of the run's preset."""
+        if self.path is None:
+            torch.manual_seed(self.run.preset.training.seed)  # as in `complete_run`
+            model.load_state_dict(self.run.preset.build().state_dict())
+        else:
+            _load_weights(self.path, model)
+
+
+def weights_along(run: Run) -> list[SavedWeights]:
+    """Return what a run kept, in order: its first weights, those at milestones, the chosen ones."""
+    outcome, folder = read_outcome(run.folder), run.folder
+    paths = {m: milestone_path(folder, m) for m in run.preset.training.milestones}
+    there = [(f"milestone {m:g}", path) for m, path in sorted(paths.items()) if path.is_file()]
+    found = [SavedWeights(run, "before training", 0, None, None)]
+    for name, path in [*there, ("chosen weights", folder / BEST)]:
+        epoch = _epoch_of(path)
+        accuracy = None
+        if outcome is not None and epoch is not None and epoch <= len(outcome.epochs):
+            accuracy = outcome.epochs[epoch - 1]["train_accuracy"]
+        if epoch is None or epoch != found[-1].epoch:  # an epoch may pass several milestones
+            found.append(SavedWeights(run, name, epoch, accuracy, path))
+    return found
+
+
+def _epoch_of(path: Path) -> int | None:
+    """Return the epoch that a file of weights is of, if it says so."""
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror}") from error
+        with safe_open(path, "pt") as file:
+            epoch = (file.metadata() or {}).get("epoch")
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"{path} cannot be read as weights: {error}") from error
+    return int(epoch) if epoch is not None and epoch.isdecimal() else None
+
+
+def load_best(folder: Path, model: nn.Module) -> None:
+    """Load the weights that the run kept; their checksum is compared with the finished run's."""
+    path = folder / BEST
+    content = read_bytes(path)
     outcome = read_outcome(folder)
-    if outcome and outcome.sha256 and hashlib.sha256(content).hexdigest() != outcome.sha256:
+    if outcome and outcome.sha256 and sha256_of(content) != outcome.sha256:
         raise RunError(
             f"{path} is damaged: its SHA-256 is not the one in {RESULT}. Delete {RESULT} and"
             " checkpoints/ to train the run again"
         )
+    _load_weights(path, model, content)
+
+
+def _load_weights(path: Path, model: nn.Module, content: bytes | None = None) -> None:
     try:
-        model.load_state_dict(load(content))
+        model.load_state_dict(load(path.read_bytes() if content is None else content))
     except (SafetensorError, ValueError, RuntimeError) as error:
         first = str(error).splitlines()[0]
         raise RunError(f"{path} cannot be read as the weights of this run: {first}") from error

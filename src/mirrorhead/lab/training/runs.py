@@ -64,6 +64,8 @@ def complete_run(
         outcome = train_locked(
             model, sets.train, sets.validation, settings, folder, group, loggers, restore=False
         )
+        if group.is_first:
+            describe_run(folder, chosen)  # it may be lost; that the run is this one is now certain
         return outcome, _test_score(chosen, sets, folder, group) if test else None
 
 

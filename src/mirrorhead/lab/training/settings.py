@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, get_args
 
 OptimizerName = Literal["mirror-descent", "mirror-adam", "adamw", "sgd", "proximal-l1"]
-OPTIMIZERS: tuple[OptimizerName, ...] = (
-    "mirror-descent",
-    "mirror-adam",
-    "adamw",
-    "sgd",
-    "proximal-l1",
-)
+OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
 #: Which options an optimizer has, beside lr.
 OPTIONS: dict[str, tuple[str, ...]] = {
     "mirror-descent": ("p", "momentum", "normalize", "weight_decay"),
@@ -58,8 +53,8 @@ class OptimizerSettings:
         _check("momentum", self.momentum, low=0, below=1)
         _check("weight_decay", self.weight_decay, low=0)
         _check("l1", self.l1, low=0)
-        if self.normalize not in (None, "tensor", "global"):
-            raise ValueError(f'normalize must be "tensor" or "global", got {self.normalize!r}')
+        if self.normalize is not None:
+            _check_word("normalize", self.normalize, "tensor", "global")
 
 
 @dataclass(frozen=True)
@@ -75,6 +70,10 @@ class TrainSettings:
         clip: largest 2-norm of the gradient, or None.
         stop_at: stop after an epoch in which this share of the training examples was
             classified correctly, with dropout on; 1 or less.
+        choose: which epoch's weights are kept and scored: the one with the "best" validation
+            accuracy, or the "last".
+        milestones: shares of the training examples. The weights after the first epoch that
+            reaches each are kept as well; 0 is the first epoch.
         seed: of the order of examples and of dropout.
         checkpoint_every: steps between checkpoints, beside one after every epoch.
         keep: number of checkpoints to keep.
@@ -90,6 +89,8 @@ class TrainSettings:
     warmup: float = 0.0
     clip: float | None = None
     stop_at: float | None = None
+    choose: Literal["best", "last"] = "best"
+    milestones: tuple[float, ...] = ()
     seed: int = 0
     checkpoint_every: int = 500
     keep: int = 2
@@ -106,10 +107,25 @@ class TrainSettings:
             _check("clip", self.clip, low=0, open_low=True)
         if self.stop_at is not None and not 0 < self.stop_at <= 1:
             raise ValueError(f"stop_at must be above 0 and at most 1, got {self.stop_at}")
-        if self.schedule not in ("constant", "cosine"):
-            raise ValueError(f'schedule must be "constant" or "cosine", got {self.schedule!r}')
-        if self.parallel not in ("ddp", "fsdp"):
-            raise ValueError(f'parallel must be "ddp" or "fsdp", got {self.parallel!r}')
+        if not all(0 <= share <= 1 for share in self.milestones):
+            raise ValueError(f"milestones must be from 0 to 1, got {list(self.milestones)}")
+        _check_word("choose", self.choose, "best", "last")
+        _check_word("schedule", self.schedule, "constant", "cosine")
+        _check_word("parallel", self.parallel, "ddp", "fsdp")
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings that decide a run's files, which is what a run is known by.
+
+        Settings that older runs do not have are left out at their defaults, so that a run of an
+        older version stays the same run.
+        """
+        found = dataclasses.asdict(self)
+        for name in ("keep", "checkpoint_every"):
+            del found[name]
+        for name, default in (("choose", "best"), ("milestones", ())):
+            if found[name] == default:
+                del found[name]
+        return found
 
     def rate(self, step: int, steps: int) -> float:
         """Return the factor of lr in step number `step` of `steps`, counted from 0.
@@ -124,6 +140,11 @@ class TrainSettings:
         if self.schedule == "constant":
             return 1.0
         return (1 + math.cos(math.pi * (step - rising) / (steps - rising))) / 2
+
+
+def _check_word(name: str, value: str, one: str, other: str) -> None:
+    if value not in (one, other):
+        raise ValueError(f'{name} must be "{one}" or "{other}", got {value!r}')
 
 
 def _check(

@@ -9,8 +9,6 @@ sweeps may share a folder.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,12 +20,40 @@ from mirrorhead._files import write_atomically, write_json
 from mirrorhead.lab.datasets.fingerprint import fingerprint
 from mirrorhead.lab.datasets.sources import data_root
 from mirrorhead.lab.runtime.errors import SweepError
+from mirrorhead.lab.runtime.fingerprints import digest
 from mirrorhead.lab.runtime.jobs import Backend, Failure, Work, interrupts, local
 from mirrorhead.lab.training.presets import Preset, preset
-from mirrorhead.lab.training.settings import OptimizerSettings
+from mirrorhead.lab.training.settings import OptimizerSettings, TrainSettings
 from mirrorhead.lab.training.trials import Trial, find_trial, run_trial, trial_sets
 
 Candidates = Mapping[str, Sequence[OptimizerSettings]]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a sweep is asked to do, as its record has it: there, candidates are "rivals"."""
+
+    preset: str
+    epochs: int | None
+    seeds: list[int]
+    rivals: dict[str, list[OptimizerSettings]]
+
+    @staticmethod
+    def of(base: str, candidates: Candidates, seeds: Sequence[int], epochs: int | None) -> Asked:
+        """Describe the arguments of `sweep`."""
+        rivals = {name: list(rules) for name, rules in candidates.items()}
+        return Asked(base, epochs, list(seeds), rivals)
+
+    def record(self, out: str | Path) -> Path:
+        """Return the path of the record, out/sweep-<hash of what is asked>.json."""
+        return Path(out) / f"sweep-{digest(dataclasses.asdict(self))}.json"
+
+    def run(self, rule: OptimizerSettings, seed: int) -> Preset:
+        """Return the settings of one run."""
+        found = preset(self.preset, rule)
+        epochs = found.training.epochs if self.epochs is None else self.epochs
+        changes = {"seed": seed, "epochs": epochs}
+        return dataclasses.replace(found, training=dataclasses.replace(found.training, **changes))
 
 
 @dataclass(frozen=True)
@@ -59,7 +85,7 @@ def sweep(
 ) -> list[Tuned]:
     """Tune every candidate on validation data, then run the chosen settings with every seed.
 
-    The record, rule included, is written to `record_path`. If a run fails, its candidate is
+    The record, rule included, is written to `Asked.record`. If a run fails, its candidate is
     left, all others are run, and a SweepError names what failed; the same call resumes there.
 
     Args:
@@ -76,21 +102,22 @@ def sweep(
     """
     _check(candidates, seeds)
     root, source = Path(out).resolve(), data_root(data).resolve()
-    failures = record_path(out, base, candidates, seeds, epochs).with_suffix(".failures.txt")
-    first = _preset(base, next(iter(candidates.values()))[0], seeds[0], epochs)
+    asked = Asked.of(base, candidates, seeds, epochs)
+    failures = asked.record(out).with_suffix(".failures.txt")
+    first = asked.run(next(iter(candidates.values()))[0], seeds[0])
     sets = trial_sets(first, source, partial)  # encode once
     prints = fingerprint(sets.train), fingerprint(sets.validation)
     runner = _Runner(backend or local(jobs), prints, listener or (lambda *_: None))
 
     def trial(name: str, rule: OptimizerSettings, seed: int, test: bool) -> Trial:
-        return Trial(name, _preset(base, rule, seed, epochs), root, source, partial, test)
+        return Trial(name, asked.run(rule, seed), root, source, partial, test)
 
     tuning = {
         name: [trial(name, rule, seeds[0], test=False) for rule in rules]
         for name, rules in candidates.items()
     }
     tried = runner.run(tuning)
-    chosen = {name: _best(candidates[name], records) for name, records in tried.items()}
+    chosen = {name: _best(candidates[name], tried[name], first.training) for name in tried}
     finals = {
         name: [trial(name, rule, seed, test=True) for seed in seeds] if rule else []
         for name, rule in chosen.items()
@@ -109,16 +136,10 @@ def sweep(
     result = [
         Tuned(name, rule, tuple(tried[name]), tuple(final[name])) for name, rule in chosen.items()
     ]
-    _record(out, base, candidates, seeds, epochs, result)
+    record = {"asked": dataclasses.asdict(asked), "rule": _rule(asked, first.training)}
+    record["tuned"] = [dataclasses.asdict(one) for one in result]
+    write_json(asked.record(out), record)
     return result
-
-
-def record_path(
-    out: str | Path, base: str, candidates: Candidates, seeds: Sequence[int], epochs: int | None
-) -> Path:
-    """out/sweep-<hash of what is asked>.json."""
-    asked = json.dumps(_asked(base, candidates, seeds, epochs), sort_keys=True)
-    return Path(out) / f"sweep-{hashlib.sha256(asked.encode()).hexdigest()[:16]}.json"
 
 
 @dataclass
@@ -171,22 +192,25 @@ def _arrives(work: Work[Trial, dict[str, Any]], trial: Trial) -> bool:
     return False
 
 
-def _preset(base: str, rule: OptimizerSettings, seed: int, epochs: int | None) -> Preset:
-    found = preset(base, rule)
-    changes = {"seed": seed, "epochs": found.training.epochs if epochs is None else epochs}
-    return dataclasses.replace(found, training=dataclasses.replace(found.training, **changes))
-
-
 def _best(
-    rules: Sequence[OptimizerSettings], records: Sequence[dict[str, Any]]
+    rules: Sequence[OptimizerSettings], records: Sequence[dict[str, Any]], training: TrainSettings
 ) -> OptimizerSettings | None:
-    """Return the settings with the best validation accuracy; of equals, the smaller rate."""
+    """Return the settings with the best validation accuracy; of equals, the smaller rate.
+
+    With milestones, those that passed the most of them come first: a small rate that leaves the
+    training set half learnt would otherwise win by stopping early.
+    """
     alive = [
-        (-record["validation_accuracy"], rule.lr, i)
+        (
+            -sum(record["train_accuracy"] >= share for share in training.milestones),
+            -record["validation_accuracy"],
+            rule.lr,
+            i,
+        )
         for i, (rule, record) in enumerate(zip(rules, records, strict=True))
         if not record["diverged"]
     ]
-    return rules[min(alive)[2]] if alive else None
+    return rules[min(alive)[-1]] if alive else None
 
 
 def _check(candidates: Candidates, seeds: Sequence[int]) -> None:
@@ -206,33 +230,17 @@ def _check(candidates: Candidates, seeds: Sequence[int]) -> None:
         )
 
 
-def _asked(
-    base: str, candidates: Candidates, seeds: Sequence[int], epochs: int | None
-) -> dict[str, Any]:
-    return {
-        "preset": base,
-        "epochs": epochs,
-        "seeds": list(seeds),
-        "rivals": {
-            name: [dataclasses.asdict(r) for r in rules] for name, rules in candidates.items()
-        },
-    }
-
-
-def _record(
-    out: str | Path,
-    base: str,
-    candidates: Candidates,
-    seeds: Sequence[int],
-    epochs: int | None,
-    result: Sequence[Tuned],
-) -> None:
-    rule = (
-        f"{len(next(iter(candidates.values())))} learning rates for each candidate, each run once"
-        f" with seed {seeds[0]}; the best validation accuracy chooses, of equals the smaller rate;"
+def _rule(asked: Asked, training: TrainSettings) -> str:
+    """Say how learning rates were tuned."""
+    chooses = "the best validation accuracy chooses"
+    if training.milestones:
+        shares = ", ".join(f"{100 * share:g}" for share in training.milestones if share)
+        chooses = (
+            "of the rates whose last epoch passes the most milestones of training accuracy"
+            f" ({shares} %), the best validation accuracy after the last epoch chooses"
+        )
+    return (
+        f"{len(next(iter(asked.rivals.values())))} learning rates for each candidate, each run once"
+        f" with seed {asked.seeds[0]}; {chooses}, of equals the smaller rate;"
         " the chosen one is run with every seed, and only these read the test set"
     )
-    asked = _asked(base, candidates, seeds, epochs)
-    tuned = [dataclasses.asdict(one) for one in result]
-    path = record_path(out, base, candidates, seeds, epochs)
-    write_json(path, {"asked": asked, "rule": rule, "tuned": tuned})

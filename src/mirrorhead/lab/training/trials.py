@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
-import json
 import os
 import threading
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ import torch
 from mirrorhead._files import write_json
 from mirrorhead.lab.datasets.fingerprint import fingerprint
 from mirrorhead.lab.runtime.errors import Diverged
+from mirrorhead.lab.runtime.fingerprints import digest
 from mirrorhead.lab.training.loop import ARITHMETIC
 from mirrorhead.lab.training.presets import Preset, Sets, load_sets
 from mirrorhead.lab.training.run_folder import (
@@ -66,11 +65,8 @@ def run_key(chosen: Preset) -> str:
     >>> run_key(preset("laptop", p=1.1)) == run_key(preset("laptop", p=2.0))
     False
     """
-    about = dataclasses.asdict(chosen)
-    for name in ("keep", "checkpoint_every"):
-        del about["training"][name]
-    text = json.dumps([ARITHMETIC, about], sort_keys=True, allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    about = {**dataclasses.asdict(chosen), "training": chosen.training.identity()}
+    return digest([ARITHMETIC, about])
 
 
 def run_trial(trial: Trial) -> dict[str, Any]:

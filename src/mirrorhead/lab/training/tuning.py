@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,9 @@ from torch.optim import AdamW, Optimizer
 
 from mirrorhead.lab.datasets.sentences import Sentences
 from mirrorhead.lab.models.pretrained import HEAD, PretrainedClassifier, Tokens, accuracy
+from mirrorhead.lab.runtime.errors import Diverged
+from mirrorhead.lab.training.checkpoints import checkpoints as find_checkpoints
+from mirrorhead.lab.training.checkpoints import load_checkpoint, save_checkpoint
 from mirrorhead.optim import MirrorAdam
 from mirrorhead.patches import Patch
 
@@ -111,6 +115,7 @@ def fine_tune(
     optimizer: Optimizer | None = None,
     after_step: Callable[[float], None] | None = None,
     on_epoch: Callable[[int, float, float], None] | None = None,
+    checkpoints: Path | None = None,
 ) -> TuneResult:
     """Train the head with AdamW and the encoder's matrices with `optimizer`.
 
@@ -121,6 +126,8 @@ def fine_tune(
         optimizer: centred mirror descent with the settings' p and reach, unless given.
         after_step: called after each step with the schedule's factor.
         on_epoch: called with the epoch, its mean loss, and validation accuracy.
+        checkpoints: a folder that gets the state after each epoch, and is resumed from. Calls
+            are not repeated for epochs that are done.
     """
     generator = torch.Generator().manual_seed(settings.seed)
     per_epoch = max(1, len(sets.train) // settings.batch_size)
@@ -131,20 +138,26 @@ def fine_tune(
         matrices = list(model.train_matrices().values())
         optimizer = MirrorAdam(matrices, reach, settings.p, center="init", steps=sum(factors))
     head = AdamW(model.head.parameters(), settings.head_lr, weight_decay=0.0)
-    rates = [(group, group["lr"]) for o in (optimizer, head) for group in o.param_groups]
+    rates = [group["lr"] for o in (optimizer, head) for group in o.param_groups]
     result = TuneResult()
+    if checkpoints is not None:
+        result = _resumed(checkpoints, model, optimizer, head)
     step = 0
     for epoch in range(settings.epochs):
+        batches = sets.train.shuffled(settings.batch_size, generator)
+        if epoch < len(result.losses):  # done before; the generator has moved on
+            step += len(batches)
+            continue
         model.train()
         total = 0.0
-        batches = sets.train.shuffled(settings.batch_size, generator)
         for places in batches:
-            for group, rate in rates:
+            groups = (group for o in (optimizer, head) for group in o.param_groups)
+            for group, rate in zip(groups, rates, strict=True):
                 group["lr"] = rate * factors[min(step, steps - 1)]
             ids, mask, labels = sets.train.batch(places)
             loss = nn.functional.cross_entropy(model(ids, mask).float(), labels)
             if not math.isfinite(loss.item()):
-                raise ValueError(f"the loss is {loss.item()} in step {step}: reduce the rate")
+                raise Diverged(f"the loss is {loss.item()} in step {step}: reduce the rate")
             loss.backward()
             optimizer.step()
             head.step()
@@ -156,9 +169,26 @@ def fine_tune(
             step += 1
         result.losses.append(total / len(batches))
         result.validation.append(accuracy(model, sets.validation))
+        if checkpoints is not None:
+            for name, one in (("head", head), ("encoder", optimizer)):
+                save_checkpoint(checkpoints / name, epoch + 1, model, one, asdict(result), keep=2)
         if on_epoch is not None:
             on_epoch(epoch + 1, result.losses[-1], result.validation[-1])
     return result
+
+
+def _resumed(
+    folder: Path, model: PretrainedClassifier, encoder: Optimizer, head: Optimizer
+) -> TuneResult:
+    """Load the newest epoch that has both checkpoints, and return what was measured so far."""
+    heads, encoders = (
+        {path.name for path in find_checkpoints(folder / name)} for name in ("head", "encoder")
+    )
+    newest = max(heads & encoders, default=None)
+    if newest is None:
+        return TuneResult()
+    load_checkpoint(folder / "head" / newest, model, head)
+    return TuneResult(**load_checkpoint(folder / "encoder" / newest, model, encoder))
 
 
 @dataclass(frozen=True)

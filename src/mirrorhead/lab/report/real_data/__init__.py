@@ -1,58 +1,38 @@
-"""The real-data part of the report: for each study claims with verdicts, tables and figures."""
+"""The real-data parts of the report.
+
+Each study has claims with verdicts, tables and figures; single runs, which `mirrorhead evaluate`
+has measured, have one table.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from markupsafe import Markup
+from collections.abc import Mapping, Sequence
 
 from mirrorhead.lab.evaluation.results import ComparisonResults
-from mirrorhead.lab.plots import style
-from mirrorhead.lab.report.figures import inline_svg, plotted_values
-from mirrorhead.lab.report.findings import Finding
-from mirrorhead.lab.report.real_data.claims import claims_of, judge_claim
+from mirrorhead.lab.report.part import Part
+from mirrorhead.lab.report.real_data.claims import RULE, judge_study
 from mirrorhead.lab.report.real_data.figures import drawings
 from mirrorhead.lab.report.real_data.tables import tables
-from mirrorhead.lab.report.table import Table
+from mirrorhead.lab.report.table import NOTHING, Cell, Table, number, word
 
 TITLES = {
     "imdb": "IMDb: is a review positive?",
+    "imdb-to-the-end": "IMDb, trained to 99.5 % training accuracy",
     "cifar10": "CIFAR-10: what does an image show?",
 }
 
 
-@dataclass(frozen=True)
-class Part:
-    """A study in the report."""
-
-    name: str
-    title: str
-    about: str
-    rule: str
-    command: str
-    findings: tuple[Finding, ...]
-    figures: tuple[tuple[str, Markup, Table], ...]  # caption, SVG, values
-    tables: tuple[Table, ...]
-
-
-def part(study: ComparisonResults) -> Part:
-    """Judge, draw and tabulate a study."""
-    import matplotlib
-
-    figures = []
-    with matplotlib.rc_context(style()):
-        for drawing in drawings(study):
-            figure = drawing.draw(study)
-            svg = inline_svg(figure, drawing.name, drawing.caption)
-            figures.append((drawing.caption, svg, plotted_values(figure, drawing.name)))
+def part(study: ComparisonResults, studies: Sequence[ComparisonResults] = ()) -> Part:
+    """Judge, draw and tabulate a comparison of optimizers; see `judge_study` for `studies`."""
     return Part(
         study.name,
         TITLES[study.name],
         about(study),
         study.rule,
+        RULE,
         study.command,
-        tuple(judge_claim(study, claim) for claim in claims_of(study)),
-        tuple(figures),
+        tuple(judge_study(study, studies)),
+        drawings(study),
         tuple(tables(study)),
     )
 
@@ -60,10 +40,61 @@ def part(study: ComparisonResults) -> Part:
 def about(study: ComparisonResults) -> str:
     """Say in a sentence what was trained on what."""
     sizes = study.sizes
-    thing = "reviews" if study.name == "imdb" else "images"
+    thing = "reviews" if study.data == "imdb" else "images"
+    length, chosen = f"{study.epochs} epochs", "the epoch and the learning rate, and"
+    if study.to_the_end:
+        length = f"at most {study.epochs} epochs, until 99.5 % training accuracy,"
+        chosen = "the learning rate; the weights after the last epoch are measured;"
     return (
         f"{len(study.optimizers)} optimizers train the same model (preset {study.preset}) for"
-        f" {study.epochs} epochs with batches of {study.batch_size}, on {sizes['train']:,} {thing};"
-        f" {sizes['validation']:,} are the validation set, which chooses the epoch and the learning"
-        f" rate, and {sizes['test']:,} are the test set."
+        f" {length} with batches of {study.batch_size}, on {sizes.train:,} {thing};"
+        f" {sizes.validation:,} are the validation set, which chooses {chosen}"
+        f" {sizes.test:,} are the test set."
+    )
+
+
+def single_runs(runs: Mapping[str, ComparisonResults]) -> Part:
+    """Return the part with a table of runs, by the names of their folders."""
+    columns = (
+        "Run", "Data", "Optimizer", "lr", "Seed", "Best epoch", "Validation %", "Test %",
+        "90 % pruned", "Gini of queries", "Entropy", "ERASER val AUPRC", "Edits test AUPRC",
+    )  # fmt: skip
+    note = (
+        "Accuracies in %, of the epoch with the best validation accuracy. Pruning sets the smallest"
+        " weights of every matrix to 0 without retraining. Entropy is that of [CLS]'s attention in"
+        " the last layer. One run shows no effect of an optimizer: compare over several seeds with"
+        " `mirrorhead sweep`."
+    )
+    rows = tuple(_row(name, results) for name, results in runs.items())
+    return Part(
+        "single-runs",
+        "Single runs",
+        f"Runs that `mirrorhead evaluate` has measured: {len(rows)}.",
+        "none",
+        "",
+        "mirrorhead train imdb --out runs/NAME && mirrorhead evaluate runs/NAME",
+        tables=(Table("single-runs-table", "Measures of each run", columns, rows, note),),
+    )
+
+
+def _row(name: str, results: ComparisonResults) -> tuple[Cell, ...]:
+    (optimizer,) = results.optimizers
+    (run,) = optimizer.runs
+    measures = run.measures
+    gini = measures.weights["query"].gini
+    assert optimizer.chosen is not None
+    return (
+        word(name),
+        word(results.name),
+        word(optimizer.name),
+        Cell(f"{optimizer.chosen.lr:g}", optimizer.chosen.lr),
+        number(run.seed, 0),
+        number(run.best_epoch, 0),
+        number(100 * run.validation_accuracy, 2),
+        number(100 * run.test_accuracy, 2),
+        number(100 * measures.pruned[0.9], 2),
+        NOTHING if gini is None else number(gini),
+        number(measures.entropy.mean),
+        number(measures.eraser["val"]["attention"].auprc) if measures.eraser else NOTHING,
+        number(measures.cad["test"]["attention"].auprc) if measures.cad else NOTHING,
     )

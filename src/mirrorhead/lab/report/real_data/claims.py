@@ -13,12 +13,24 @@ otherwise not distinguishable. Comparisons are primary or secondary:
                             the claim is not refuted
 
 "About as accurate" allows `MARGIN` below the other.
+
+Table 1 and Figures 8 and 9 are judged in two regimes: stopped early, where validation chose the
+epoch, and trained to the end, as the paper trains. Each regime has a verdict by the rule above. The
+verdict in the section on training to the end rests on both (`judge_both`):
+
+    holds                   in both regimes
+    holds with a remark     at the end, which is the paper's regime, but not when stopped early
+    not seen at this scale  otherwise
+
+At equal training accuracy (95, 97.5 and 99.5 %) test accuracies are secondary. A level that a run
+did not reach is left out, and the text says so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean
 
 from mirrorhead.lab.evaluation.results import KINDS, ComparisonResults, RunResults
@@ -47,6 +59,11 @@ DIFFERENCES = {
         " layer, and was trained for {epochs} epochs with a cosine schedule; validation chose the"
         " epoch."
     ),
+    "laptop-to-the-end": (
+        "The paper trains models of 384 dimensions with 3, 4 and 6 layers. This model has 64"
+        " dimensions and one layer. It was trained as the paper does, at a constant rate until"
+        " 99.5 % of the training reviews are right, for at most {epochs} epochs."
+    ),
     "laptop-vit": (
         "The paper trains a ViT of 512 dimensions with 6 layers for 1,000 epochs, to about 82 %."
         " This one has 64 dimensions and 2 layers, and was trained for {epochs} epochs."
@@ -56,7 +73,10 @@ DIFFERENCES = {
 
 @dataclass(frozen=True)
 class Measure:
-    """A number of a run, how to write it, and whether the claim is that it is higher."""
+    """A number of a run, how to write it, and whether the claim is that it is higher.
+
+    may_lack: whether runs may lack it; a comparison is then left out, and named.
+    """
 
     name: str
     of: Callable[[RunResults], float | None]
@@ -64,6 +84,7 @@ class Measure:
     scale: float = 1.0
     unit: str = ""
     higher: bool = True
+    may_lack: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,6 +106,7 @@ class Claim:
     """A claim on the runs of a study, and what it compares.
 
     of_the_paper: whether the paper claims it, of its own models; else it is about these runs.
+    early: the claim's name in the comparison that was stopped early; see `judge_both`.
     """
 
     name: str
@@ -93,6 +115,7 @@ class Claim:
     text: str
     comparisons: tuple[Comparison, ...]
     of_the_paper: bool = True
+    early: str = ""
 
 
 @dataclass(frozen=True)
@@ -115,9 +138,8 @@ class Compared:
         return f"{measure.name} {value}{measure.unit} ({low} to {high}), {self.outcome}"
 
 
-def compare(study: ComparisonResults, asked: Comparison) -> Compared:
-    """Compute a comparison; a ValueError says why it cannot be."""
-    one, two = (_values(study, name, asked.measure) for name in (asked.one, asked.two))
+def compare(asked: Comparison, one: Sequence[float], two: Sequence[float]) -> Compared:
+    """Compute a comparison from the values of the runs."""
     difference = welch(one, two)
     claimed = difference if asked.measure.higher else welch(two, one)
     found = outcome(claimed, asked.margin)
@@ -155,19 +177,73 @@ def judge_claim(study: ComparisonResults, claim: Claim) -> Finding:
         docs=("results", {"cifar10": "cifar-10"}.get(study.name, study.name)),
         about=f"{seeds} seeds for each optimizer. To make the runs:",
     )
-    try:
-        compared = [compare(study, comparison) for comparison in claim.comparisons]
-    except ValueError as error:
-        return replace(open_finding, failure=f"cannot be judged: {error}")
-    measured = _measured(compared) + _left_out(study, claim)
     differs = DIFFERENCES.get(study.preset, "") if claim.of_the_paper else ""
-    verdict = rule(compared, measured, differs.format(epochs=study.epochs))
-    return replace(open_finding, verdict=verdict, comparisons=_table(claim, compared))
+    differs = differs.format(epochs=study.epochs)
+    left_out = _left_out(study, claim)
+    return judge_comparisons(open_finding, claim, partial(_values, study), left_out, differs)
+
+
+def judge_comparisons(
+    finding: Finding,
+    claim: Claim,
+    values: Callable[[str, Measure], Sequence[float]],
+    left_out: str = "",
+    differs: str = "",
+) -> Finding:
+    """Complete the finding of a claim.
+
+    values: a measure of each run of one side; a ValueError says why there are none.
+    left_out: what is not in the means; differs: as in `rule`.
+    """
+    compared, lacking = [], []
+    for asked in claim.comparisons:
+        try:
+            one, two = (values(name, asked.measure) for name in (asked.one, asked.two))
+            compared.append(compare(asked, one, two))
+        except ValueError as error:
+            if not asked.measure.may_lack:
+                return replace(finding, failure=f"cannot be judged: {error}")
+            lacking.append(f" {str(error)[0].upper()}{str(error)[1:]}.")
+    measured = describe(compared) + "".join(dict.fromkeys(lacking)) + left_out
+    verdict = rule(compared, measured, differs)
+    return replace(finding, verdict=verdict, comparisons=comparison_table(claim.name, compared))
 
 
 def claims_of(study: ComparisonResults) -> list[Claim]:
     """The claims on this study's data set."""
     return [claim for claim in CLAIMS if claim.study == study.name]
+
+
+def judge_study(
+    study: ComparisonResults, studies: Sequence[ComparisonResults] = ()
+) -> list[Finding]:
+    """Judge all claims on a study; those on training to the end together with `studies`."""
+    found = []
+    for claim in claims_of(study):
+        finding = judge_claim(study, claim)
+        other = next((s for s in studies if claim.early and s.name == study.data), None)
+        if other is not None:
+            early = next(c for c in claims_of(other) if c.name == claim.early)
+            finding = judge_both(judge_claim(other, early), finding)
+        found.append(finding)
+    return found
+
+
+def judge_both(early: Finding, end: Finding) -> Finding:
+    """Return the finding of training to the end, with a verdict that rests on both regimes."""
+    if early.verdict is None or end.verdict is None:
+        return end
+    measured = (
+        f"To the end: {end.verdict.measured} Verdict: {end.verdict.word}."
+        f" Stopped early: {early.verdict.measured} Verdict: {early.verdict.word}."
+    )
+    remark = end.verdict.remark
+    if end.verdict.word.startswith("holds") and not early.verdict.word.startswith("holds"):
+        remark = f"{remark} As claimed at the end of training only.".strip()
+    word = end.verdict.word
+    if word == "holds" and remark:
+        word = "holds with a remark"
+    return replace(end, verdict=Verdict(measured, word, remark))
 
 
 _OUTCOMES: tuple[Outcome, ...] = ("as claimed", "not distinguishable", "the other way")
@@ -184,7 +260,8 @@ def _values(study: ComparisonResults, name: str, measure: Measure) -> list[float
         raise ValueError(f"an interval needs at least 2 runs, {name} has {len(optimizer.runs)}")
     values = [value for value in optimizer.values(measure.of) if value is not None]
     if len(values) < len(optimizer.runs):
-        raise ValueError(f"{measure.name}: a run of {name} has none, for all its weights are 0")
+        why = "has not come so far" if measure.may_lack else "has none, for all its weights are 0"
+        raise ValueError(f"{measure.name}: a run of {name} {why}")
     return values
 
 
@@ -203,7 +280,7 @@ def _left_out(study: ComparisonResults, claim: Claim) -> str:
     )
 
 
-def _measured(compared: Sequence[Compared]) -> str:
+def describe(compared: Sequence[Compared]) -> str:
     """Say what was measured: all of a few comparisons; of many, the primary and the failed ones."""
     few = len(compared) <= 4
     shown = [c for c in compared if few or c.asked.primary or c.outcome != "as claimed"]
@@ -218,13 +295,14 @@ def _measured(compared: Sequence[Compared]) -> str:
     return ". ".join(lines) + "."
 
 
-def _table(claim: Claim, compared: Sequence[Compared]) -> Table:
+def comparison_table(name: str, compared: Sequence[Compared]) -> Table:
+    """Return the comparisons of a claim, one per row."""
     rows = tuple(_row(c) for c in compared)
     columns = ("Measure", "Claimed", "First", "Second", "Difference", "95 % interval", "Outcome")
     note = "The outcome of a secondary comparison is in brackets."
     if all(c.asked.primary for c in compared):
         note = ""
-    return Table(f"{claim.name}-comparisons", "Comparisons", columns, rows, note)
+    return Table(f"{name}-comparisons", "Comparisons", columns, rows, note)
 
 
 def _row(c: Compared) -> tuple[Cell, ...]:
@@ -232,7 +310,7 @@ def _row(c: Compared) -> tuple[Cell, ...]:
     sign = ">" if measure.higher else "<"
     claimed = f"{c.asked.one} {sign} {c.asked.two}"
     if c.asked.margin:
-        claimed += f" − {scale * c.asked.margin:g}"
+        claimed += f" {'−' if measure.higher else '+'} {scale * c.asked.margin:g}"
     low, high = (_signed(scale * x, digits) for x in (c.difference.low, c.difference.high))
     value = scale * c.difference.value
     return (
@@ -285,6 +363,15 @@ ACCURACY = Measure(
 )
 
 
+def _at_equal_training(share: float) -> Measure:
+    def accuracy(run: RunResults) -> float | None:
+        there = run.measures.milestones.get(share)
+        return there.test_accuracy if there else None
+
+    name = f"test accuracy at {100 * share:g} % training accuracy"
+    return Measure(name, accuracy, digits=2, scale=100, unit=" points", may_lack=True)
+
+
 def _order(best: str, middle: str, last: str) -> tuple[Comparison, ...]:
     return (
         Comparison(ACCURACY, best, last),
@@ -308,7 +395,23 @@ def _prunes(one: str, two: str, *, primary: bool = True) -> tuple[Comparison, ..
     )
 
 
-CLAIMS = (
+#: Training accuracies at which test accuracies are compared.
+LEVELS = (0.95, 0.975, 0.995)
+
+
+def _to_the_end(claim: Claim, more: tuple[Comparison, ...] = ()) -> Claim:
+    """Return the same claim about training to the end, with further comparisons."""
+    return replace(
+        claim,
+        name=f"{claim.name}-to-the-end",
+        study="imdb-to-the-end",
+        title=f"{claim.title}, in both regimes",
+        comparisons=(*claim.comparisons, *more),
+        early=claim.name,
+    )
+
+
+_EARLY = (
     Claim(
         "table-1", "imdb", "Table 1: p = 1.1 generalises best",
         "A review classifier trained on IMDb by mirror descent with $p = 1.1$ is more accurate on"
@@ -382,3 +485,20 @@ CLAIMS = (
         of_the_paper=False,
     ),
 )  # fmt: skip
+
+CLAIMS = (
+    *_EARLY,
+    *(
+        _to_the_end(
+            claim,
+            tuple(
+                Comparison(_at_equal_training(share), c.one, c.two, primary=False)
+                for share in LEVELS
+                for c in claim.comparisons
+                if claim.name == "table-1"
+            ),
+        )
+        for claim in _EARLY
+        if claim.name in ("table-1", "figure-8", "token-selection")
+    ),
+)

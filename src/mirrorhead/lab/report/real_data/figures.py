@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -12,59 +12,37 @@ from mirrorhead.lab.evaluation.results import (
     KINDS,
     SHARES,
     ComparisonResults,
+    Histogram,
     OptimizerResults,
     RunResults,
-    WeightStatistics,
 )
-from mirrorhead.lab.plots import COLOURS, legend_below, mean_band, panels
+from mirrorhead.lab.plots import COLOURS, Figure, legend_below, mean_band, panels
+from mirrorhead.lab.report.part import PartFigure
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+CAPTIONS = {
+    "accuracy": "Test accuracy of all final runs: a dot for each seed, a line at the mean.",
+    "pruned": "Test accuracy against the share of weights set to 0, without retraining: mean, and"
+    " where the middle 80 % of the seeds are.",
+    "weights": "Sizes of the weights of W_K, W_Q and W_V, with the first seed, and a dot at the"
+    " largest (Figure 8); to the right of the dotted line they count as large.",
+    "equal-training": "Test accuracy along training, against training accuracy: mean over the"
+    " seeds that came so far, and where the middle 80 % of them are.",
+    "selection": "How well the tokens that people point at are found (AUPRC): a dot for each seed,"
+    " full for attention, hollow for gradient × input; the dashed line is random.",
+}
 #: Whose weights are drawn: more lines hide each other.
 SHOWN = ("MD p=1.1", "MD p=2", "MirrorAdam p=1.1", "AdamW")
 
 
-@dataclass(frozen=True)
-class Drawing:
-    """A figure, its name in files and ids, what it shows, and what a reader sees in it."""
-
-    name: str
-    caption: str
-    draw: Callable[[ComparisonResults], Figure]
-
-
-def drawings(study: ComparisonResults) -> list[Drawing]:
+def drawings(study: ComparisonResults) -> tuple[PartFigure, ...]:
     """All figures of a study."""
-    found = [
-        Drawing(
-            f"{study.name}-accuracy-figure",
-            "Test accuracy of all final runs: a dot for each seed, a line at the mean.",
-            accuracy,
-        ),
-        Drawing(
-            f"{study.name}-pruned-figure",
-            "Test accuracy against the share of weights set to 0, without retraining: mean, and"
-            " where the middle 80 % of the seeds are.",
-            pruning,
-        ),
-        Drawing(
-            f"{study.name}-weights-figure",
-            "Sizes of the weights of W_K, W_Q and W_V, with the first seed, and a dot at the"
-            " largest (Figure 8); to the right of the dotted line they count as large.",
-            weights,
-        ),
-    ]
-    if study.random_eraser:
-        found.append(
-            Drawing(
-                f"{study.name}-selection-figure",
-                "How well the tokens that people point at are found (AUPRC): a dot for each seed,"
-                " full for attention, hollow for gradient × input; the dashed line is random.",
-                selection,
-            )
-        )
-    return found
+    names = ["accuracy", "pruned", "weights"]
+    names += ["equal-training"] if study.to_the_end else []
+    names += ["selection"] if study.random_eraser else []
+    return tuple(
+        PartFigure(f"{study.name}-{name}-figure", CAPTIONS[name], partial(DRAW[name], study))
+        for name in names
+    )
 
 
 def accuracy(study: ComparisonResults) -> Figure:
@@ -76,6 +54,27 @@ def accuracy(study: ComparisonResults) -> Figure:
         _dots(axis, values, k, COLOURS[0])
     _rows(axis, [optimizer.name for optimizer in optimizers])
     axis.set(xlabel="test accuracy, %")
+    return figure
+
+
+def equal_training(study: ComparisonResults) -> Figure:
+    """Test accuracy against training accuracy, at the milestones."""
+    figure, (axis,) = panels(1, height=4.2)
+    for k, optimizer in enumerate(study.trained):
+        runs = [run.measures.milestones for run in optimizer.runs]
+        levels = sorted({level for there in runs for level in there if level})
+        at_level = [[there[level] for there in runs if level in there] for level in levels]
+        x = [100 * level for level in levels]
+        means = [100 * np.mean([one.test_accuracy for one in some]) for some in at_level]
+        low, high = (
+            [100 * np.quantile([one.test_accuracy for one in some], q) for some in at_level]
+            for q in (0.1, 0.9)
+        )
+        colour = COLOURS[k % len(COLOURS)]
+        axis.plot(x, means, "o-", color=colour, label=optimizer.name)
+        axis.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+    axis.set(xlabel="training accuracy, %", ylabel="test accuracy, %")
+    legend_below(figure, axis, columns=4)
     return figure
 
 
@@ -106,7 +105,7 @@ def weights(study: ComparisonResults) -> Figure:
     ] or study.trained[:4]
     for axis, kind in zip(axes, KINDS, strict=True):
         for k, optimizer in enumerate(optimizers):
-            edges, density = sizes(optimizer.runs[0].measures.weights[kind])
+            edges, density = sizes(optimizer.runs[0].measures.weights[kind].histogram)
             colour = COLOURS[k % len(COLOURS)]
             seen = np.where(density > 0, density, np.nan)  # 0 has no place on a log axis
             axis.stairs(
@@ -120,15 +119,14 @@ def weights(study: ComparisonResults) -> Figure:
     return figure
 
 
-def sizes(weights: WeightStatistics) -> tuple[np.ndarray, np.ndarray]:
+def sizes(histogram: Histogram) -> tuple[np.ndarray, np.ndarray]:
     """Return the histogram of |w| from that of w, as a density: edges from 0, one value per bin.
 
-    >>> from mirrorhead.lab.evaluation.results import Histogram
     >>> histogram = Histogram((-2.0, -1.0, 0.0, 1.0, 2.0), (1, 2, 4, 1))
-    >>> sizes(WeightStatistics(0, 0.0, 0.0, histogram))
+    >>> sizes(histogram)
     (array([0., 1., 2.]), array([0.75, 0.25]))
     """
-    edges, counts = np.array(weights.edges), np.array(weights.counts, dtype=float)
+    edges, counts = np.array(histogram.edges), np.array(histogram.counts, dtype=float)
     half = len(counts) // 2
     both = counts[half:] + counts[:half][::-1]
     edges = edges[half:]
@@ -165,3 +163,12 @@ def _dots(axis: Any, values: np.ndarray, row: int, colour: str, *, hollow: bool 
 def _rows(axis: Any, names: list[str]) -> None:
     axis.set_yticks(range(len(names)), names)
     axis.set_ylim(-0.6, len(names) - 0.4)
+
+
+DRAW: dict[str, Callable[[ComparisonResults], Figure]] = {
+    "accuracy": accuracy,
+    "pruned": pruning,
+    "weights": weights,
+    "equal-training": equal_training,
+    "selection": selection,
+}

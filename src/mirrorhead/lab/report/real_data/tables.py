@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
+from msgspec import UnsetType
 
 from mirrorhead.lab.evaluation.rationales import EditScores, RationaleScores
 from mirrorhead.lab.evaluation.results import (
@@ -17,6 +19,9 @@ from mirrorhead.lab.evaluation.results import (
     RunResults,
 )
 from mirrorhead.lab.report.table import NOTHING, Cell, Table, between, mean, number, word
+
+#: Headings and cells of a table with a row for each optimizer.
+Columns = dict[str, Callable[[OptimizerResults], Cell]]
 
 PLUS_MINUS = "Mean over seeds ± their standard deviation."
 HEADINGS = {
@@ -33,6 +38,8 @@ SCORED = {"attention": "attention", "gradient": "gradient × input"}
 def tables(study: ComparisonResults) -> list[Table]:
     """All tables of a study."""
     found = [_accuracy(study), _tuning(study), _pruned(study), _weights(study), _entropy(study)]
+    if study.to_the_end:
+        found.insert(1, _equal_training(study))
     for split, chance in study.random_eraser.items():
         found.append(_rationales(study, split, chance))
     for split, chance in study.random_cad.items():
@@ -41,47 +48,62 @@ def tables(study: ComparisonResults) -> list[Table]:
 
 
 def _accuracy(study: ComparisonResults) -> Table:
-    rows = []
-    for optimizer in study.optimizers:
-        test = optimizer.values(lambda run: run.test_accuracy)
-        rows.append(
-            (
-                word(optimizer.name),
-                Cell(_rate(optimizer.chosen.lr), optimizer.chosen.lr)
-                if optimizer.chosen
-                else NOTHING,
-                _percent(optimizer, lambda run: run.test_accuracy),
-                between(test, 2, 100),
-                _percent(optimizer, lambda run: run.validation_accuracy),
-                _percent(optimizer, lambda run: run.train_accuracy),
-                between(optimizer.values(lambda run: run.best_epoch), 0),
-                _seconds(optimizer),
-                _seeds(optimizer),
-            )
-        )
-    columns = ("Optimizer", "lr", "Test %", "Lowest to highest", "Validation %", "Train %")
-    return Table(
-        f"{study.name}-accuracy", "Accuracy",
-        (*columns, "Best epoch", "Seconds an epoch", "Seeds"), tuple(rows),
-        f"{PLUS_MINUS} The epoch with the best validation accuracy; train accuracy is of the"
-        " pass that was trained on. Seconds are those of the fastest epoch of all seeds, on one"
-        " thread: other work on the machine can only add.",
-    )  # fmt: skip
+    epoch = "Last epoch" if study.to_the_end else "Best epoch"
+    which = "The last epoch" if study.to_the_end else "The epoch with the best validation accuracy"
+    columns: Columns = {
+        "Optimizer": lambda one: word(one.name),
+        "lr": lambda one: Cell(_rate(one.chosen.lr), one.chosen.lr) if one.chosen else NOTHING,
+        "Test %": _percent(lambda run: run.test_accuracy),
+        "Lowest to highest": lambda one: between(one.values(lambda r: r.test_accuracy), 2, 100),
+        "Validation %": _percent(lambda run: run.validation_accuracy),
+        "Train %": _percent(lambda run: run.train_accuracy),
+        epoch: lambda one: between(one.values(lambda run: run.best_epoch), 0),
+        "Seconds an epoch": _seconds,
+        "Seeds": _seeds,
+    }
+    note = (
+        f"{PLUS_MINUS} {which}; train accuracy is of the pass that was trained on. Seconds are"
+        " those of the fastest epoch of all seeds, on one thread: other work on the machine can"
+        " only add."
+    )
+    return Table.of(f"{study.name}-accuracy", "Accuracy", columns, study.optimizers, note)
+
+
+def _equal_training(study: ComparisonResults) -> Table:
+    levels = sorted({m for one in study.trained for r in one.runs for m in r.measures.milestones})
+    columns: Columns = {"Optimizer": lambda one: word(one.name)}
+    columns |= {f"Train {100 * level:g} %": partial(_reached, level) for level in levels if level}
+    note = (
+        "Test accuracy in % after the first epoch in which this share of the training reviews was"
+        f" classified correctly, with dropout on. {PLUS_MINUS} In brackets: how many seeds"
+        " reached it, if not all."
+    )
+    title = "Test accuracy at equal training accuracy"
+    return Table.of(f"{study.name}-equal-training", title, columns, study.trained, note)
+
+
+def _reached(level: float, optimizer: OptimizerResults) -> Cell:
+    found = [run.measures.milestones.get(level) for run in optimizer.runs]
+    values = [one.test_accuracy for one in found if one is not None]
+    if not values:
+        return NOTHING
+    cell = mean(values, 2, 100)
+    some = f" ({len(values)} of {len(found)})" if len(values) < len(found) else ""
+    return replace(cell, text=cell.text + some)
 
 
 def _tuning(study: ComparisonResults) -> Table:
     most = max(len(optimizer.tried) for optimizer in study.optimizers)
-    rows = []
-    for optimizer in study.optimizers:
-        cells = [_tried(optimizer, k) for k in range(most)]
-        rows.append((word(optimizer.name), *cells))
-    columns = ("Optimizer", *(f"Rate {k + 1}" for k in range(most)))
-    note = "Validation accuracy in % of each learning rate, with one seed; * is the chosen one,"
+    columns: Columns = {"Optimizer": lambda one: word(one.name)}
+    columns |= {f"Rate {k + 1}": partial(_tried, k) for k in range(most)}
+    note = "Validation accuracy in % of each learning rate, with one seed"
+    note += " (with train accuracy where it decides)" if study.to_the_end else ""
+    note += "; * is the chosen one,"
     note += " ** if it is the smallest or largest, so that a rate beyond might be better."
-    return Table(f"{study.name}-tuning", "Tuning", columns, tuple(rows), note)
+    return Table.of(f"{study.name}-tuning", "Tuning", columns, study.optimizers, note)
 
 
-def _tried(optimizer: OptimizerResults, k: int) -> Cell:
+def _tried(k: int, optimizer: OptimizerResults) -> Cell:
     if k >= len(optimizer.tried):
         return NOTHING
     tried = optimizer.tried[k]
@@ -92,67 +114,53 @@ def _tried(optimizer: OptimizerResults, k: int) -> Cell:
         rates = [one.lr for one in optimizer.tried]
         star = " **" if tried.lr in (min(rates), max(rates)) else " *"
     percent = 100 * tried.validation_accuracy
-    return Cell(f"{_rate(tried.lr)}: {percent:.2f}{star}", percent)
+    train = tried.train_accuracy
+    reached = "" if isinstance(train, UnsetType) else f" (train {100 * train:.1f})"
+    return Cell(f"{_rate(tried.lr)}: {percent:.2f}{reached}{star}", percent)
 
 
 def _pruned(study: ComparisonResults) -> Table:
-    rows = [
-        (
-            word(optimizer.name),
-            _percent(optimizer, lambda run: run.test_accuracy),
-            *(_percent(optimizer, lambda run, s=share: run.measures.pruned[s]) for share in SHARES),
-        )
-        for optimizer in study.trained
-    ]
-    columns = ("Optimizer", "Whole", *(f"{100 * share:g} % pruned" for share in SHARES))
+    columns: Columns = {
+        "Optimizer": lambda one: word(one.name),
+        "Whole": _percent(lambda run: run.test_accuracy),
+    }
+    for share in SHARES:
+        columns[f"{100 * share:g} % pruned"] = _percent(lambda run, s=share: run.measures.pruned[s])
     note = (
         "Test accuracy in % when the smallest weights of every matrix are set to 0, without"
         f" retraining. {PLUS_MINUS}"
     )
-    return Table(f"{study.name}-pruned", "Accuracy after pruning", columns, tuple(rows), note)
+    title = "Accuracy after pruning"
+    return Table.of(f"{study.name}-pruned", title, columns, study.trained, note)
 
 
 def _weights(study: ComparisonResults) -> Table:
-    indices = (("large", "≥ 0.06", 0), ("gini", "Gini", 3), ("hoyer", "Hoyer", 3))
-    rows = [
-        (
-            word(optimizer.name),
-            *(
-                _defined(optimizer.values(lambda run, i=index, k=kind: _index(run, k, i)), digits)
-                for index, _, digits in indices
-                for kind in KINDS
-            ),
-        )
-        for optimizer in study.trained
-    ]
-    columns = (
-        "Optimizer",
-        *(f"{name} {kind[0].upper()}" for _, name, _ in indices for kind in KINDS),
-    )
+    columns: Columns = {"Optimizer": lambda one: word(one.name)}
+    for index, name, digits in (("large", "≥ 0.06", 0), ("gini", "Gini", 3), ("hoyer", "Hoyer", 3)):
+        for kind in KINDS:
+            columns[f"{name} {kind[0].upper()}"] = partial(_sparsity, kind, index, digits)
     note = (
         "Weights of the key, query and value maps: how many are 0.06 and above in size (Figure"
         " 8), Gini and Hoyer index (0 if all are equal, 1 if one has everything; none where a run"
         f" has all of them 0). {PLUS_MINUS}"
     )
-    return Table(f"{study.name}-weights", "Sparsity of attention", columns, tuple(rows), note)
+    title = "Sparsity of attention"
+    return Table.of(f"{study.name}-weights", title, columns, study.trained, note)
 
 
 def _entropy(study: ComparisonResults) -> Table:
-    rows = [
-        (
-            word(optimizer.name),
-            mean(optimizer.values(lambda run: run.measures.entropy)),
-            mean(optimizer.values(lambda run: min(run.measures.entropy_by_head))),
-            mean(optimizer.values(lambda run: max(run.measures.entropy_by_head))),
-        )
-        for optimizer in study.trained
-    ]
+    columns: Columns = {
+        "Optimizer": lambda one: word(one.name),
+        "All heads": _mean(lambda run: run.measures.entropy.mean),
+        "Sharpest head": _mean(lambda run: min(run.measures.entropy.by_head)),
+        "Flattest head": _mean(lambda run: max(run.measures.entropy.by_head)),
+    }
     note = (
         "Normalized entropy of what [CLS] looks at in the last layer, on test data: 1 if it looks"
         f" at all tokens alike, 0 if at one. {PLUS_MINUS}"
     )
-    columns = ("Optimizer", "All heads", "Sharpest head", "Flattest head")
-    return Table(f"{study.name}-entropy", "Entropy of attention", columns, tuple(rows), note)
+    title = "Entropy of attention"
+    return Table.of(f"{study.name}-entropy", title, columns, study.trained, note)
 
 
 def _rationales(study: ComparisonResults, split: str, chance: RationaleScores) -> Table:
@@ -209,16 +217,17 @@ def _rate(lr: float) -> str:
     return np.format_float_positional(lr, trim="-")
 
 
-def _percent(optimizer: OptimizerResults, of: Callable[[RunResults], float]) -> Cell:
-    return mean(optimizer.values(of), 2, 100)
+def _mean(of: Callable[[RunResults], float]) -> Callable[[OptimizerResults], Cell]:
+    return lambda optimizer: mean(optimizer.values(of))
 
 
-def _index(run: RunResults, kind: str, index: str) -> float | None:
-    return getattr(run.measures.weights[kind], index)
+def _percent(of: Callable[[RunResults], float]) -> Callable[[OptimizerResults], Cell]:
+    return lambda optimizer: mean(optimizer.values(of), 2, 100)
 
 
-def _defined(values: Sequence[float | None], digits: int) -> Cell:
-    """The mean, if all runs have one."""
+def _sparsity(kind: str, index: str, digits: int, optimizer: OptimizerResults) -> Cell:
+    """The mean of an index, if all runs have one."""
+    values = optimizer.values(lambda run: getattr(run.measures.weights[kind], index))
     found = [value for value in values if value is not None]
     return mean(found, digits) if len(found) == len(values) else NOTHING
 
