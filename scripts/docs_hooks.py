@@ -57,6 +57,11 @@ def commands() -> str:
     return "\n\n".join(sections)
 
 
+def on_post_page(output: str, **_: Any) -> str:
+    """Name the search for screen readers, which the theme leaves out (called by mkdocs)."""
+    return output.replace('role="dialog"', 'role="dialog" aria-label="Search"', 1)
+
+
 def on_page_content(content: str, **_: Any) -> str:
     """Replace every formula that pymdownx.arithmatex has marked by MathML (called by mkdocs)."""
     return _FORMULA.sub(_mathml, content)
@@ -68,7 +73,7 @@ def _mathml(match: re.Match[str]) -> str:
     formula = convert(latex, display=display)
     if "\\" in formula or "<mi>&<" in formula:
         raise ValueError(f"latex2mathml cannot translate {latex}")
-    return f'<div class="formula">{formula}</div>' if display == "block" else formula
+    return f'<div class="formula" tabindex="0">{formula}</div>' if display == "block" else formula
 
 
 class Docstrings(griffe.Extension):
