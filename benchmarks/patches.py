@@ -159,7 +159,7 @@ class Bench:
         return sum(schedule(step, steps, self.settings.warmup) for step in range(steps))
 
     def tune(self, model: PretrainedClassifier, optimizer: Optimizer, after: Any = None) -> None:
-        fine_tune(model, self.sets, self.settings, optimizer, after_step=after)
+        fine_tune(model, self.sets, self.settings, optimizer, after_step=after, validate=False)
 
 
 def tuned_model(

@@ -27,6 +27,8 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("mirrorhead")
 torch.set_num_threads(1)
+torch.manual_seed(0)
+IMPORTED = torch.get_rng_state()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -38,6 +40,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Refuse random numbers drawn at import: `_seed` comes too late for them, so tests would flake."""
+    if not torch.equal(torch.get_rng_state(), IMPORTED):
+        raise pytest.UsageError("a test file draws from torch's generator while it is imported")
 
 
 @pytest.fixture(scope="session")

@@ -116,6 +116,7 @@ def fine_tune(
     after_step: Callable[[float], None] | None = None,
     on_epoch: Callable[[int, float, float], None] | None = None,
     checkpoints: Path | None = None,
+    validate: bool = True,
 ) -> TuneResult:
     """Train the head with AdamW and the encoder's matrices with `optimizer`.
 
@@ -128,6 +129,7 @@ def fine_tune(
         on_epoch: called with the epoch, its mean loss, and validation accuracy.
         checkpoints: a folder that gets the state after each epoch, and is resumed from. Calls
             are not repeated for epochs that are done.
+        validate: whether to score validation data after each epoch; without, the accuracy is NaN.
     """
     generator = torch.Generator().manual_seed(settings.seed)
     per_epoch = max(1, len(sets.train) // settings.batch_size)
@@ -168,7 +170,7 @@ def fine_tune(
             total += loss.item()
             step += 1
         result.losses.append(total / len(batches))
-        result.validation.append(accuracy(model, sets.validation))
+        result.validation.append(accuracy(model, sets.validation) if validate else math.nan)
         if checkpoints is not None:
             for name, one in (("head", head), ("encoder", optimizer)):
                 save_checkpoint(checkpoints / name, epoch + 1, model, one, asdict(result), keep=2)
