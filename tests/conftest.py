@@ -43,7 +43,7 @@ def _seed() -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Refuse random numbers drawn at import: `_seed` comes too late for them, so tests would flake."""
+    """Refuse random numbers drawn at import: `_seed` comes too late for them."""
     if not torch.equal(torch.get_rng_state(), IMPORTED):
         raise pytest.UsageError("a test file draws from torch's generator while it is imported")
 

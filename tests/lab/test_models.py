@@ -261,7 +261,10 @@ def test_layers_can_be_chosen() -> None:
         {"scale": 0.3},
         {"attn_mask": torch.linspace(-3, 3, 70, dtype=torch.float64).reshape(2, 1, 5, 7).sin()},
         # Every query sees at least one key: the first.
-        {"attn_mask": torch.arange(70).reshape(2, 1, 5, 7) % 7 % (1 + torch.arange(5)[:, None]) == 0},
+        {
+            "attn_mask": torch.arange(70).reshape(2, 1, 5, 7) % 7 % (1 + torch.arange(5)[:, None])
+            == 0
+        },
     ],
 )
 def test_weights_times_values_is_the_fused_attention(options: dict[str, Any]) -> None:

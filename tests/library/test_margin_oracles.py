@@ -91,6 +91,31 @@ def test_the_limit_p1_directly():
     assert solution.W.abs().sum().item() == pytest.approx(found.fun, rel=1e-9)
 
 
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+# Rounding of 1e-16 times a norm of 1e6 leaves a gap of about 1e-9 in the last case.
+@pytest.mark.parametrize(("hardness", "tol"), [(0.0, 1e-9), (1e-3, 1e-9), (1e-6, 1e-8)])
+def test_the_limit_inf_directly(scale, hardness, tol):
+    """min t with -t <= w <= t, the obvious linear program, for margins of 1e-6 too."""
+    for seed in range(4):
+        X, z, tokens = random_problem(4, 5, 6, seed=seed)
+        if hardness:  # one sample wants X[0, 0] above X[0, 1], another nearly the opposite
+            z[1], tokens[:2] = z[0], 0
+            X[1, :2] = X[0, [1, 0]] + hardness * X[2, :2]
+        X = X * scale
+        rows = dense_rows(X, z, tokens).numpy() / scale
+        N = rows.shape[1]
+        both = np.vstack([np.eye(N), -np.eye(N)])
+        A = np.block([[-rows, np.zeros((len(rows), 1))], [both, -np.ones((2 * N, 1))]])
+        b = np.append(-np.ones(len(rows)), np.zeros(2 * N))
+        cost = np.append(np.zeros(N), 1.0)
+        found = optimize.linprog(cost, A_ub=A, b_ub=b, bounds=(None, None))
+        solution = mh.attention_svm(X, z, tokens, math.inf, tol=tol)
+        assert solution.check(X, z, tokens)
+        assert (solution.status == "optimal") == (found.status == 0), (solution, found.message)
+        if found.status == 0:
+            assert solution.norm.item() * scale == pytest.approx(found.fun, rel=1e-7)
+
+
 @pytest.mark.parametrize("p", [1.02, 1.5, 2, 3, 20, 100])
 def test_one_constraint_has_a_closed_form(p):
     """min ||W||_p with <a, W> = 1: W = mirror-inverse of a, scaled."""
