@@ -18,10 +18,11 @@ from mirrorhead.lab.evaluation.patch_study import (
     PatchRun,
     chosen,
     column,
+    equals,
     read_patch_runs,
 )
 from mirrorhead.lab.report.part import Part
-from mirrorhead.lab.report.patches import EQUALS, part
+from mirrorhead.lab.report.patches import part
 from mirrorhead.lab.runtime.errors import RunError
 
 
@@ -51,7 +52,7 @@ def test_the_best_by_far_holds() -> None:
         finding.verdict
         and "90.1%, the best other is AdamW, proximal l1" in finding.verdict.measured
     )
-    assert finding.comparisons and len(finding.comparisons.rows) == len(SMALL) * len(EQUALS)
+    assert finding.comparisons and len(finding.comparisons.rows) == len(SMALL) * len(equals("trec"))
 
 
 def test_one_better_method_of_one_run_refutes_it() -> None:
@@ -62,6 +63,13 @@ def test_one_better_method_of_one_run_refutes_it() -> None:
         and "soft threshold (AdaBreg) at 0.10% (the other way)" in finding.verdict.remark
     )
     assert "do not refute" not in finding.verdict.remark
+
+
+def test_our_first_settings_do_not_count_as_another_method() -> None:
+    (finding,) = study(mirror=0.9, **{"mirror-first": 0.95}).findings
+    assert finding.word == "holds"
+    assert equals("imdb") == ["proximal", "soft"]
+    assert "sinh" in equals("trec") and "sinh" not in equals("cr")
 
 
 def test_methods_that_need_more_runs_do_not_count() -> None:

@@ -16,6 +16,7 @@ from mirrorhead.lab.evaluation.patch_study import (
     TASKS,
     PatchRun,
     column,
+    equals,
     scores_on_test,
 )
 from mirrorhead.lab.plots import COLOURS, GREY, legend_below, panels
@@ -36,8 +37,6 @@ RULE = (
     " every other method whose whole curve comes from one training run, with 0.1 % and with 0.03 %"
     " of the weights changed, and Welch's 95 % interval of each difference lies entirely above 0."
 )
-#: Methods whose curve comes from one training run, as ours does.
-EQUALS = tuple(n for n, m in METHODS.items() if m.sized and not m.per_size and n != OURS)
 
 
 def part(runs: Sequence[PatchRun]) -> Part:
@@ -77,7 +76,7 @@ def judge_task(runs: Sequence[PatchRun], task: str) -> Finding:
         name=f"patches-{task}", title=title, claim=claim, command=f"{COMMAND} --tasks {task}",
         docs=("patches", "results"), about="To make the runs:",
     )  # fmt: skip
-    compared = [(size, other) for size in SMALL for other in EQUALS]
+    compared = [(size, other) for size in SMALL for other in equals(task)]
     rows, failed = [], {}
     for size, other in compared:
         ours, theirs = (scores_on_test(runs, task, name, size) for name in (OURS, other))
@@ -117,7 +116,7 @@ def judge_task(runs: Sequence[PatchRun], task: str) -> Finding:
 
 def _measured(runs: Sequence[PatchRun], task: str, size: float) -> str:
     """Our mean at a size, and the best of the others."""
-    means = {name: fmean(scores_on_test(runs, task, name, size)) for name in (OURS, *EQUALS)}
+    means = {name: fmean(scores_on_test(runs, task, name, size)) for name in (OURS, *equals(task))}
     ours = means.pop(OURS)
     best = max(means, key=lambda name: means[name])
     return f"{size:.2%}: {ours:.1%}, the best other is {METHODS[best].title} with {means[best]:.1%}"
