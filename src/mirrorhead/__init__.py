@@ -47,6 +47,7 @@ _HOMES = {
     "cross_validation": ("PChoice", "choose_p"),
     "problem": ("AttentionProblem", "Gradient"),
     "margin": ("Check", "MarginSolution", "attention_svm", "svm"),
+    "native": (),
     "optim": ("MirrorAdam", "MirrorDescent", "ParamGroups", "attention_param_groups"),
     "patches": ("Patch", "PatchError"),
     "paths": (

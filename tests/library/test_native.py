@@ -45,7 +45,7 @@ def in_new_process(script: str, **environment: str) -> str:
 
 @needs_library
 def test_a_lower_instruction_set_can_be_asked_for() -> None:
-    script = "from mirrorhead import native; print(native.available(), native.instruction_set())"
+    script = "import mirrorhead as mh; print(mh.native.available(), mh.native.instruction_set())"
     assert in_new_process(script, MIRRORHEAD_NATIVE="").startswith("True")
     assert in_new_process(script, MIRRORHEAD_NATIVE="baseline") == "True baseline\n"
     assert in_new_process(script, MIRRORHEAD_NATIVE="off") == "False None\n"
