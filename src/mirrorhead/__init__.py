@@ -1,4 +1,4 @@
-"""Mirror descent for attention, and certificates for what it selects."""
+"""Mirror-descent optimizers, certified max-margin solvers for attention, and patches."""
 
 from __future__ import annotations
 

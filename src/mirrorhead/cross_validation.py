@@ -1,8 +1,8 @@
-r"""Which p: choose the exponent of the max-margin problem by cross-validation.
+r"""Choose the exponent p of the max-margin problem by cross-validation.
 
-The lp-AttSVM solution of some samples selects tokens in new samples as well. How often it selects
-the right ones depends on p: a small p is best where few entries of the true W matter, p = 2 where
-all do. `choose_p` measures that on held-out samples and takes the best exponent.
+The lp-AttSVM solution of some samples also selects tokens in new samples. How often these are
+right depends on p: a small p is best if few entries of the true W matter, and p = 2 if all do.
+`choose_p` measures this on held-out samples and chooses the best exponent.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PChoice:
     infeasible: (...), the number of folds for which no W selects the tokens of the other folds.
     unfinished: (...), the number of folds that the solver left unfinished for some p.
 
-    Folds that are infeasible or unfinished count for no exponent: `accuracy` is over the others.
+    Folds that are infeasible or unfinished are left out for all exponents.
     """
 
     ps: tuple[float, ...]
@@ -124,7 +124,7 @@ def choose_p(
     tol: float = 1e-6,
     seed: int = 0,
 ) -> PChoice:
-    r"""Choose p by how well max-margin solutions select tokens in samples they have not seen.
+    r"""Choose p by how well max-margin solutions select tokens in held-out samples.
 
     The samples are divided into folds. For each fold and each p, `attention_svm` solves
 
@@ -144,8 +144,8 @@ def choose_p(
         tol: the certified gap of every solution.
         seed: of the division into folds, which is the same for all problems.
 
-    Look at `distinguishable`: with few samples, or where no exponent fits better, the choice is
-    arbitrary. ValueError if a problem has no fold with a solution.
+    Check `distinguishable`: with few samples, or if no exponent fits better than others, the
+    choice is arbitrary. Raises ValueError if a problem has no fold with a solution.
 
     >>> g = torch.Generator().manual_seed(0)
     >>> X, z = torch.randn(60, 8, 12, generator=g), torch.randn(60, 12, generator=g)

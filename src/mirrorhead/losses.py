@@ -15,8 +15,8 @@ class Loss:
     """A loss by its value, the logarithm of -l'(x), and l''(x) / -l'(x), entry by entry.
 
     The slope is kept as a logarithm because it underflows long before training ends.
-    `log_excess(b, log_e)` is log(l(b - e) - l(b)) for an e > 0 given as its logarithm:
-    what is lost by a margin that falls short of b, without cancellation.
+    `log_excess(b, log_e)` is log(l(b - e) - l(b)) for e > 0 given as its logarithm: the loss of
+    a margin that is smaller than b by e, computed without cancellation.
 
     >>> loss = LOSSES["logistic"]
     >>> loss.value(torch.tensor(0.0)), loss.log_slope(torch.tensor(1000.0))

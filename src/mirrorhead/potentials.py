@@ -23,9 +23,9 @@ class PNorm:
 
     Every method takes tensors of any floating dtype and shape. Reductions run over `dims`
     (all dimensions by default), so leading dimensions can be a batch. Half precision is
-    computed in float32. Norms divide by the largest entry first and neither overflow nor
-    underflow on the way; divergences are sums of non-negative terms, each computed without
-    cancellation, so they stay accurate for points 1e-12 apart.
+    computed in float32. Norms divide by the largest entry first, so they neither overflow nor
+    underflow. Divergences are sums of non-negative terms, each computed without cancellation, so
+    they stay accurate for points 1e-12 apart.
 
     >>> psi = PNorm(3)
     >>> w = torch.tensor([1.0, -2.0])
@@ -51,11 +51,11 @@ class PNorm:
         return hash((PNorm, self.p))
 
     def mirror(self, w: Tensor) -> Tensor:
-        """The gradient of the potential, u = sign(w)|w|^(p-1), entry by entry."""
+        """Return the gradient of the potential, u = sign(w)|w|^(p-1), entry by entry."""
         return _in_wide(lambda x: _SignedPower.apply(x, self.p - 1), w)
 
     def inverse(self, u: Tensor) -> Tensor:
-        """The inverse of `mirror`, w = sign(u)|u|^(1/(p-1)), entry by entry."""
+        """Return the inverse of `mirror`, w = sign(u)|u|^(1/(p-1)), entry by entry."""
         return _in_wide(lambda x: _SignedPower.apply(x, inverse_exponent(self.p)), u)
 
     def value(self, w: Tensor, dims: Dims = None) -> Tensor:
@@ -75,7 +75,7 @@ class PNorm:
         return _in_wide(lambda x: lp_norm(x, self.q, dims), u)
 
     def divergence(self, w: Tensor, v: Tensor, dims: Dims = None) -> Tensor:
-        """Bregman divergence psi(w) - psi(v) - <mirror(v), w - v>, never negative.
+        """Return the Bregman divergence psi(w) - psi(v) - <mirror(v), w - v>, never negative.
 
         >>> v = torch.tensor([1.0, 2.0], dtype=torch.float64)
         >>> PNorm(2).divergence(v + 1e-12, v)  # 1/2 ||w - v||^2
@@ -84,9 +84,9 @@ class PNorm:
         return _in_wide(lambda a, b: _sum(_entry_divergence(a, b, self.p), dims), w, v)
 
     def direction_divergence(self, w: Tensor, v: Tensor, dims: Dims = None) -> Tensor:
-        """Divergence of the directions, D(w/||w||_p, v/||v||_p) = 1 - <mirror(v^), w^>.
+        """Return the divergence of directions, D(w/||w||_p, v/||v||_p) = 1 - <mirror(v^), w^>.
 
-        Raises ValueError where w or v is zero and so has no direction.
+        Raises ValueError if w or v is zero and so has no direction.
         """
         return _in_wide(lambda a, b: self._direction_divergence(a, b, dims), w, v)
 

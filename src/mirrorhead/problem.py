@@ -1,12 +1,12 @@
-r"""One layer of softmax attention, with a gradient that stays right when attention is one-hot.
+r"""One layer of softmax attention, with a gradient that is accurate when attention is one-hot.
 
 The model is f(X, z) = v' X' s(X W z) with s the softmax, and the training loss
 L(W) = (1/n) sum_i l(y_i f(X_i, z_i)). With scores a_t = y v' x_t and logits h = X W z the
 gradient of one sample with respect to its logits is l'(y f) s_t (a_t - sum_tau s_tau a_tau).
 
-During training, s tends to a one-hot vector and that bracket cancels: in floating point the
-direction of the plain formula is noise once its size is near 1e-16. Here everything is
-written relative to the selected token alpha, the one with the largest logit. With
+During training s tends to a one-hot vector, and the bracket cancels. In floating point the
+direction of the plain formula is noise once its size is near 1e-16. Here all quantities are
+relative to the selected token alpha, the one with the largest logit. With
 r_t = h_t - h_alpha, m the largest r_t of the others, and e_t = exp(r_t - m),
 
     s_alpha = 1 / (1 + exp(m) sum e),     s_t = s_alpha exp(m) e_t,
@@ -14,8 +14,7 @@ r_t = h_t - h_alpha, m the largest r_t of the others, and e_t = exp(r_t - m),
     dL/dh_t = l' s_alpha exp(m) e_t (exp(m) D' - (a_alpha - a_t))     for t other than alpha,
 
 and the entry of alpha is minus the sum of the others. Only numbers of size one are added;
-l', s_alpha and exp(m) are carried as logarithms. The margin y f = a_alpha - exp(m) D' comes
-for free.
+l', s_alpha and exp(m) are kept as logarithms. The margin is y f = a_alpha - exp(m) D'.
 """
 
 from __future__ import annotations

@@ -21,10 +21,10 @@ def random_problem(
     heads: int | None = None,
     classes: int | None = None,
 ) -> AttentionProblem:
-    """Trials with x_it, z_i and v uniform on the unit sphere and y_i uniform.
+    """Return trials with x_it, z_i and v uniform on the unit sphere and y_i uniform.
 
-    Trial k is drawn from its own generator, seeded first + k: the same trial is the same
-    problem however many are drawn with it.
+    Trial k has its own generator with the seed first + k, so it does not depend on the number of
+    trials.
 
     >>> random_problem(3)
     AttentionProblem(trials=(3,), n=6, T=8, d=10, logistic)

@@ -1,8 +1,8 @@
 """Globally and locally optimal tokens, and the constants of the paper's cones around them.
 
-A problem here is anything with the attributes X (..., n, T, d), z (..., n, d), y (..., n) of
-+-1 and v (..., d), and perhaps a mask (..., n, T) that is False on padding; leading dimensions
-are separate problems.
+A problem is any object with the attributes X (..., n, T, d), z (..., n, d), y (..., n) of +-1 and
+v (..., d), and optionally a mask (..., n, T) that is False on padding. Leading dimensions are
+separate problems.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class TokenProblem(Protocol):
 
 
 def token_scores(problem: TokenProblem) -> Tensor:
-    """gamma_it = y_i v' x_it, (..., n, T), padding included: Definition 2.
+    """Return the scores gamma_it = y_i v' x_it, (..., n, T), padding included (Definition 2).
 
     >>> from types import SimpleNamespace
     >>> X = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
@@ -60,7 +60,7 @@ def token_scores(problem: TokenProblem) -> Tensor:
 
 
 def globally_optimal_tokens(problem: TokenProblem) -> Tensor:
-    """The token with the highest score in each sample, (..., n): Definition 3.1."""
+    """Return the token with the highest score in each sample, (..., n) (Definition 3.1)."""
     return token_scores(problem).where(_kept(problem), -math.inf).argmax(-1)
 
 
@@ -74,12 +74,12 @@ class LocalOptimality:
     """Whether selected tokens are locally optimal: yes, no, or cannot tell.
 
     optimal: (...) bool, True where the tokens are proved to be locally optimal.
-    undecided: (...) bool, True where neither this nor the contrary is proved: the margin problem
-        is unfinished, or a constraint holds with equality up to what the certificate resolves,
-        has no multiplier to prove it, and its token scores no less than the selected one.
+    undecided: (...) bool, True where neither this nor the contrary is proved. Either the margin
+        problem is unfinished, or the certificate cannot tell whether a token that scores at
+        least as high as the selected one is a support token.
     reasons: one for each problem in the order of the flattened leading dimensions, "" where
         optimal.
-    rivals: (..., n, T) bool, support tokens that score no less than the selected one.
+    rivals: (..., n, T) bool, support tokens that score at least as high as the selected one.
     solution: the lp-AttSVM solution.
 
     The object is true if all problems are proved to be optimal.
@@ -107,12 +107,12 @@ class LocalOptimality:
 def locally_optimal(
     problem: TokenProblem, tokens: Tensor, p: float, tol: float = 1e-9
 ) -> LocalOptimality:
-    """Decide Definition 3.2: the tokens have an lp-AttSVM solution, and outscore its support.
+    """Decide whether tokens are locally optimal (Definition 3.2).
 
-    A token belongs to the support if its constraint holds with equality. The certificate decides
-    that (`active_constraints`) for each token that scores no less than the selected one. Where it
-    does not, the problem is solved again to 1e-13; where that does not help, the answer is
-    "cannot tell".
+    They are if they have an lp-AttSVM solution and score higher than its support. A token belongs
+    to the support if its constraint holds with equality. The certificate decides this for each
+    token that scores at least as high as the selected one. If it does not decide, the problem is
+    solved again to a gap of 1e-13. If that does not decide either, the answer is "cannot tell".
 
     >>> from types import SimpleNamespace
     >>> X = torch.tensor([[[2.0, 0.0], [0.0, 1.0]]])
@@ -163,7 +163,7 @@ def locally_optimal(
 def locally_optimal_sets(
     problem: TokenProblem, p: float, limit: int = 100_000, tol: float = 1e-9
 ) -> Tensor:
-    """All locally optimal token sets of one small problem, (found, n), in lexicographic order.
+    """Return all locally optimal token sets of one small problem, (found, n), in order.
 
     Every one of the T^n sets (fewer with padding) is solved, a thousand at a time; more than
     `limit` are refused. Sets for which `locally_optimal` cannot tell are left out with a warning.
@@ -218,9 +218,9 @@ class ConeConstants:
     solution: MarginSolution
 
     def contains(self, W: Tensor, mu: float | Tensor | None = None, radius: float = 0) -> Tensor:
-        """Whether W (..., d, d) lies in the cone S_mu of (5a), or with a radius in C_mu,R of (5b).
+        """Return whether W (..., d, d) lies in the cone S_mu of (5a), or C_mu,R of (5b).
 
-        That is D(W_mm/||W_mm||, W/||W||) <= mu, by default mu_0, and ||W|| >= radius.
+        The conditions are D(W_mm/||W_mm||, W/||W||) <= mu, by default mu_0, and ||W|| >= radius.
         """
         psi = PNorm(self.solution.p)
         divergence = psi.direction_divergence(self.solution.W, W.to(torch.float64), (-2, -1))
@@ -231,9 +231,9 @@ class ConeConstants:
 def cone_constants(
     problem: TokenProblem, tokens: Tensor, p: float, tol: float = 1e-9
 ) -> ConeConstants:
-    """The constants (7)-(11) of the cones around the lp-AttSVM solution of the given tokens.
+    """Return the constants (7)-(11) of the cones around the lp-AttSVM solution of the tokens.
 
-    Raises ValueError where that solution is not optimal, since nothing is defined there.
+    Raises ValueError if the solution is not optimal, since the constants are then undefined.
     """
     solution = _solution(problem, tokens, check_p(p), tol)
     if not bool(solution.optimal.all()):

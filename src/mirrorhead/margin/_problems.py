@@ -34,7 +34,7 @@ def attention_svm(
     mask: Tensor | None = None,
     start: MarginSolution | None = None,
 ) -> MarginSolution:
-    r"""Compute the weights of least norm whose attention prefers the given tokens with margin 1.
+    r"""Compute the weights of smallest norm whose attention prefers the tokens with margin 1.
 
         min ||W||_p   subject to   (x_i,sel - x_it)' W z_i >= 1   for all t != sel = tokens_i
 
@@ -44,8 +44,8 @@ def attention_svm(
         tokens: (..., n) integers, the selected token of each sample.
         p: from 1 to inf. The interior point method is known to finish between 1.02 and 100;
             1 and inf are linear programs, solved by HiGHS, and may have several solutions.
-        tol: the relative gap between ||W|| and a lower bound of it, within (0, 1). For p > 2
-            the weights themselves are less accurate: use 1e-12 where they matter.
+        tol: the relative gap between ||W|| and a lower bound on it, within (0, 1). For p > 2
+            W itself is less accurate: use 1e-12 if you need W.
         norm: "nuclear" minimises the sum of singular values instead, the limit of training
             W = K Q' with p = 2 (examples/key_query.py); p must be 2, and `start` is not used.
         mask: (..., n, T) bool, False on padding, for sequences of different length.
@@ -80,10 +80,10 @@ def svm(
     *,
     start: MarginSolution | None = None,
 ) -> MarginSolution:
-    r"""The lp max-margin separator through the origin: min ||v||_p with y_i v' x_i >= 1.
+    r"""Compute the lp max-margin separator through the origin: min ||v||_p, y_i v' x_i >= 1.
 
-    features: (..., n, d); labels: (..., n) of +1 and -1. Everything else is as in
-    `attention_svm`; the weights are `solution.v`, (..., d).
+    features: (..., n, d); labels: (..., n) of +1 and -1. The other arguments are those of
+    `attention_svm`. The weights are `solution.v`, (..., d).
 
     >>> solution = svm(torch.tensor([[2.0, 0.0], [0.0, -4.0]]), torch.tensor([1, -1]), p=3)
     >>> solution.status, solution.v.round(decimals=6)

@@ -56,10 +56,10 @@ class Check:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MarginSolution:
-    r"""Weights of least norm that satisfy all margin constraints, with a certificate.
+    r"""Weights of smallest norm that satisfy all margin constraints, with a certificate.
 
-    W: (..., d, d) for attention, (..., d) for `svm` (also called `v`); it satisfies the
-        constraints, the tightest with value 1. NaN where infeasible or none was found.
+    W: (..., d, d) for attention, (..., d) for `svm` (also called `v`). It satisfies the
+        constraints; the smallest constraint value is 1. NaN if no feasible W exists or was found.
     norm: (...), ||W||; inf where infeasible.
     dual: multipliers >= 0, (..., n, T) with 0 at the selected token, or (..., n) for `svm`.
         Where feasible, scaled to ||A' dual||_q = 1, so that dual.sum() is a lower bound of
@@ -88,7 +88,7 @@ class MarginSolution:
 
     @property
     def v(self) -> Tensor:
-        """The weights under the name they have in `svm`."""
+        """The same as `W`, under the name that `svm` uses."""
         return self.W
 
     @property
@@ -102,9 +102,9 @@ class MarginSolution:
         return self.codes == Status.OPTIMAL
 
     def check(self, *data: Tensor, mask: Tensor | None = None) -> Check:
-        """Derive everything else from W, dual and the data alone, and compare.
+        """Recompute status, norm, gap and support from W, dual and the data, and compare.
 
-        data is what the problem was posed with: (X, z, tokens), or (features, labels).
+        data: the arguments of the solver, (X, z, tokens) or (features, labels).
         """
         if len(data) not in (2, 3):
             raise TypeError(f"check takes (X, z, tokens) or (features, labels), got {len(data)}")

@@ -28,7 +28,7 @@ from mirrorhead.optim._step import (
 
 
 class MirrorAdam(MirrorOptimizer):
-    r"""Adam's step, taken by the dual variable u = sign(w)|w|^(p-1).
+    r"""Adam in the dual of the p-norm: the step updates u = sign(w)|w|^(p-1) instead of w.
 
     .. math::
         m &\leftarrow \beta_1 m + (1-\beta_1) g, \qquad
@@ -43,11 +43,11 @@ class MirrorAdam(MirrorOptimizer):
 
     .. math:: \eta\, \min(1, |w|/r)^{2-p}
 
-    times Adam's direction: weights of size r and above move exactly as far as with AdamW,
+    times Adam's direction. Weights of size r and above move exactly as far as with AdamW, and
     smaller ones less. No weight moves further than with AdamW, so a learning rate that is safe
-    with AdamW is safe for every p below 2; docs/optimizer.md has losses by p and rate. A tensor
-    that starts at zero (LoRA's second factor, biases) has no scale and moves as with AdamW. p = 2
-    is AdamW.
+    with AdamW is safe for every p below 2. docs/optimizer.md has losses by p and learning rate.
+    A tensor that starts at zero (LoRA's second factor, biases) moves as with AdamW. p = 2 is
+    AdamW.
 
     Args:
         params: parameters, named parameters or groups; every option can differ by group.
@@ -55,20 +55,19 @@ class MirrorAdam(MirrorOptimizer):
         p: exponent of the norm, greater than 1.
         betas: decay of the two moments.
         eps: added to the root of the second moment.
-        weight_decay: decoupled, and in the dual: up to 1/(p-1) times as strong in the weights
-            as AdamW's. See docs/optimizer.md.
-        center: None, "init" (the weights at the first step), or a state dict or list of tensors:
-            the potential is then that of w - center, so that training stays close to the
-            center in the p-norm, and few weights change. `lr` is then the *reach*: how far a
-            weight moves in the whole run if its gradient never changes sign. See
-            docs/optimizer.md.
-        steps: the number of steps at full learning rate, needed with `center`: the length of
-            the run for a constant rate, half of it for linear or cosine decay.
+        weight_decay: decoupled, and applied to u. It acts up to 1/(p-1) times as strongly as
+            AdamW's: multiply your usual value by p - 1.
+        center: None, "init" (the weights at the first step), or a state dict or list of tensors.
+            The potential is then that of w - center, so training stays close to the center in
+            the p-norm, and few weights change. `lr` is then the *reach*: how far a weight moves
+            in the whole run if its gradient never changes sign. See docs/optimizer.md.
+        steps: the number of steps at full learning rate, required with `center`. It is the length
+            of the run for a constant rate, and half of it for linear or cosine decay.
         knee: where the potential becomes quadratic, in units of r. None keeps the pure power
-            |w|^p: then large weights move faster the larger they are, and at p = 1.1 a
-            learning rate of 3e-3 can be too large.
-        rms_floor: the least r. By default 1e-8 for p < 2, where a tensor at zero then moves as
-            with AdamW, and 1e-2 for p > 2.
+            |w|^p. The larger a weight, the faster it then moves, and at p = 1.1 a learning rate
+            of 3e-3 can be too large.
+        rms_floor: the smallest r. The default is 1e-8 for p < 2, with which a tensor at zero
+            moves as with AdamW, and 1e-2 for p > 2.
         maximize, foreach, fused, keep_dual, stochastic_rounding, error_if_nonfinite: as in
             `MirrorDescent`.
 

@@ -43,22 +43,23 @@ class MirrorDescent(MirrorOptimizer):
         lr: learning rate, a number or a tensor of one element.
         p: exponent of the norm, greater than 1.
         momentum: m <- momentum m + g, and d = m.
-        weight_decay: decoupled, and in the dual: see docs/optimizer.md.
-        normalize: divide the gradient by its dual norm ||g||_q, q = p/(p-1), by "tensor" or
-            over the whole group ("global"). A zero gradient stays zero.
-        center: None, "init" (the weights at the first step), or a state dict or list of tensors:
-            the potential is then that of w - center. Of all solutions, training tends to the one
-            closest to the center in the p-norm. See docs/optimizer.md.
+        weight_decay: decoupled, and applied to u. It acts about 1/(p-1) times as strongly as the
+            same number in SGD: multiply your usual value by p - 1.
+        normalize: divide the gradient by its dual norm ||g||_q, q = p/(p-1), of each tensor
+            ("tensor") or of the whole group ("global"). A zero gradient stays zero.
+        center: None, "init" (the weights at the first step), or a state dict or list of tensors.
+            The potential is then that of w - center: of all solutions, training tends to the
+            one closest to the center in the p-norm. See docs/optimizer.md.
         nesterov: d = g + momentum m.
-        maximize: go up instead of down.
+        maximize: maximize the objective instead of minimizing it.
         foreach: True for torch's foreach operations, False for a plain loop. The default is the
             C library on a CPU, and foreach elsewhere.
-        fused: True for kernels compiled by torch.compile: fastest on a GPU, after some seconds.
-        keep_dual: keep u (p < 2) or a float32 copy of w (bf16, fp16) as state. False keeps no
-            state at all, and leaves weights at 0 stuck where p < 2.
+        fused: True for kernels compiled by torch.compile. Compiling takes 5 to 40 seconds.
+        keep_dual: keep u (p < 2) or a float32 copy of w (bf16, fp16) as state. False keeps
+            neither; with p < 2, weights at 0 then stay at 0.
         stochastic_rounding: round bf16 parameters at random, without bias.
-        error_if_nonfinite: raise after a step in which a gradient had inf or NaN. Those
-            entries count as zero in any case, and never reach weights or state.
+        error_if_nonfinite: raise after a step in which a gradient had inf or NaN. Either way,
+            these entries count as zero and never reach weights or state.
 
     >>> model = torch.nn.Linear(3, 1)
     >>> optimizer = MirrorDescent(model.parameters(), lr=0.1, p=1.1)

@@ -1,4 +1,4 @@
-"""Parameter groups that give attention projections a p of their own."""
+"""Parameter groups that give attention projections their own p."""
 
 from __future__ import annotations
 
@@ -67,15 +67,15 @@ def attention_param_groups(
     named: bool = True,
     **options: Any,
 ) -> ParamGroups:
-    """Groups for `MirrorDescent` or `MirrorAdam`: attention projections, and the rest.
+    """Return groups for `MirrorDescent` or `MirrorAdam`: attention projections, and the rest.
 
-    Every parameter that requires a gradient is in exactly one group. A name is matched
-    (regular expressions, `re.search`) against `patterns` first, in order, then against
-    `ATTENTION_PATTERNS`; the first match wins and what matches nothing is the rest. A tensor
-    shared by several names goes by the first of them. Names are also matched without what
-    PEFT, torch's parametrizations, DDP and torch.compile put into them, so that
-    `q_proj.lora_A.default.weight` counts as `q_proj.weight`. `print` the result to see what
-    was grouped. A model in which no name is that of attention gives a warning.
+    Every parameter that requires a gradient is in exactly one group. A name is matched by
+    regular expressions (`re.search`): first against `patterns`, in order, then against
+    `ATTENTION_PATTERNS`. The first match decides; a name without a match belongs to the rest.
+    If a tensor has several names, the first of them counts. Parts of a name that PEFT, torch's
+    parametrizations, DDP and torch.compile add are ignored, so `q_proj.lora_A.default.weight`
+    counts as `q_proj.weight`. `print` the result to see the groups. If no name matches
+    `ATTENTION_PATTERNS`, there is a warning.
 
     Args:
         model: any module.

@@ -1,4 +1,4 @@
-"""`Patch`: what fine-tuning changed, as a small file that is applied and reverted to the bit."""
+"""`Patch`: the weights that fine-tuning changed, as a small file, exact to the bit."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ class Patch:
     """The sparse difference between a base checkpoint and a fine-tuned one.
 
     A patch holds new values for some weights, not differences, so `apply` gives the same bits
-    everywhere. It knows a hash of each tensor that it touches and refuses any other base.
+    everywhere. It stores a hash of each tensor that it changes, and refuses any other base.
 
     Attributes:
-        tensors: name -> `TensorPatch`, for each tensor that the patch touches.
+        tensors: name -> `TensorPatch`, for each tensor that the patch changes.
         weights: number of floating-point weights of the base.
 
     >>> base = torch.nn.Linear(3, 2)
@@ -79,11 +79,11 @@ class Patch:
         whole: str | Sequence[str] = (),
         progress: Progress | None = None,
     ) -> Patch:
-        """The largest changes from `base` to `tuned`; all of them if no size is given.
+        """Return the largest changes from `base` to `tuned`, or all changes if no size is given.
 
         Args:
             base, tuned: models, state dicts, safetensors files or Hugging Face folders. Files
-                are read in pieces: their size does not matter.
+                are read in pieces, so they may be larger than memory.
             keep: share of the base's weights to change, in (0, 1].
             count: number of weights to change.
             max_bytes: largest size of the file, such as "2 MB".
@@ -135,8 +135,8 @@ class Patch:
         """Write the patch, all or nothing; see docs/patches.md for the format.
 
         Args:
-            file: where to; by custom, its name ends with .safetensors.
-            originals: store the base's values too, so that `revert` needs no base. Without them
+            file: the path; by convention it ends with .safetensors.
+            originals: also store the base's values, so that `revert` needs no base. Without them
                 the file is little more than half as large.
         """
         data = encode(self.tensors, self.weights, originals)
@@ -176,7 +176,7 @@ class Patch:
         *,
         progress: Progress | None = None,
     ) -> None:
-        """Bring back the base, to the bit; PatchError if the target is not the patched base.
+        """Restore the base, to the bit; PatchError if the target is not the patched base.
 
         Tensors that the base does not have are removed from state dicts and files; a model
         keeps them as they are. `out` is as in `apply`.
@@ -207,7 +207,7 @@ class Patch:
         self._verify(target, results, "the patched one", progress)
 
     def verify_base(self, target: Source, *, progress: Progress | None = None) -> None:
-        """Check that the tensors that the patch touches are the base's, to the bit."""
+        """Check that the tensors that the patch changes are the base's, to the bit."""
         bases = {name: patch.base for name, patch in self.tensors.items() if not patch.added}
         self._verify(target, bases, "the base's", progress)
 
@@ -219,17 +219,17 @@ class Patch:
         *,
         base: Source | None = None,
     ) -> Patch:
-        """One patch from several patches of one base.
+        """Merge several patches of one base into one.
 
-        A weight that one patch alone changes gets that patch's value ("sum", "ties") or its
-        change divided by the number of patches ("mean"). Where several meet, "sum" adds their
-        changes; "ties" elects the sign with the larger sum of changes and takes the mean of the
-        changes that have it.
+        A weight that only one patch changes gets that patch's value ("sum", "ties"), or its
+        change divided by the number of patches ("mean"). If several patches change a weight,
+        "sum" adds their changes. "ties" elects the sign with the larger sum of changes, and
+        averages the changes that have this sign.
 
         Args:
             patches: each with its originals (see `save`).
             method: as above.
-            base: if given, the result knows its hashes, and `verify` works.
+            base: if given, the merged patch stores its hashes, and `verify` works.
         """
         merged = cls(*merging.merged(patches, method))
         if base is None:
@@ -239,12 +239,12 @@ class Patch:
         return merged._hashed(source, lambda name: None)
 
     def without(self, *patterns: str) -> Patch:
-        """The same patch without the tensors whose names fit one of the patterns."""
+        """Return the patch without the tensors whose names match one of the patterns."""
         kept = {n: patch for n, patch in self.tensors.items() if not matches(n, patterns)}
         return replace(self, tensors=kept)
 
     def with_originals(self, base: Source) -> Patch:
-        """The same patch with the base's values, which `revert` and `merge` need."""
+        """Return the patch with the base's values, which `revert` and `merge` need."""
         source = open_checkpoint(base, "base")
         check_applicable(source, self.tensors, lambda done: None)
         tensors = {}
@@ -316,7 +316,7 @@ class Patch:
     def to_state_dict(self) -> dict[str, Tensor]:
         """Changes as plain torch tensors: sparse COO for sparse entries, dense for whole ones.
 
-        Adding them to the base is right up to rounding; `apply` is right to the bit.
+        Adding them to the base is correct up to rounding; `apply` is exact to the bit.
         """
         from mirrorhead.patches.export import state_dict
 

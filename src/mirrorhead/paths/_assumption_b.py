@@ -1,4 +1,4 @@
-"""Assumption B of the paper's appendix G: what mixing in other tokens costs the label margin."""
+"""Assumption B of the paper's appendix G: how other tokens reduce the label margin."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ ROUNDS, BEST = 4, 20  # of the local search, and how many points it starts from
 def assumption_b(
     problem: AttentionProblem, tokens: Tensor, p: float, samples: int = 2000, seed: int = 0
 ) -> Tensor:
-    r"""The nu of Assumption B, (...): an upper estimate, found by search.
+    r"""Return an upper bound on the nu of Assumption B, (...), found by search.
 
     With Gamma the label margin 1/||v_mm||_p of the selected tokens, and Gamma'(s) that of the
     features X_i' s_i (0 where they cannot be separated), the assumption asks for a nu > 0 with
 
         Gamma - Gamma'(s) >= nu (1 - s_i,tokens_i)   for all samples i and all attention s,
 
-    so nu is the least of (Gamma - Gamma'(s)) / max_i (1 - s_i,tokens_i). Every s in the
+    so nu is the minimum of (Gamma - Gamma'(s)) / max_i (1 - s_i,tokens_i). Every s in the
     product of simplices is allowed here; some W comes near it when the logits X_i W z_i are
     free. The search looks at
     1. the limit s -> one-hot, lambda_i (gamma_i,tokens_i - gamma_it) for the lp-SVM's hull
-       weights lambda and scores gamma of its unit head, which is exact: it is 0 at once when
-       a sample is no support vector;
+       weights lambda and scores gamma of its unit head, which is exact: it is 0 if a sample is
+       not a support vector;
     2. other token sets: all of them where they are at most `samples`;
     3. random attention, and random changes of the best points found.
-    What it finds is never less than the true nu. Zero (up to the solver's 1e-9) or a
+    The result is never less than the true nu. Zero (up to the solver's 1e-9) or a
     negative number shows that the assumption fails; a positive one proves nothing.
 
     Args:

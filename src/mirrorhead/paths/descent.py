@@ -68,9 +68,9 @@ class Path:
         )
 
     def divergence_to(self, solution: MarginSolution) -> Tensor:
-        """D(W_mm, W(k)) of the directions in the geometry of the solution, (records, ...).
+        """Return D(W_mm, W(k)) of the directions in the geometry of the solution, (records, ...).
 
-        NaN where W(k) is zero, or where the problem is infeasible: there is no direction.
+        NaN where W(k) is zero or the problem is infeasible, since there is no direction.
         """
         return divergence_to(solution, "W", self.W, 2)
 
@@ -96,7 +96,7 @@ def descend(
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_seconds: float = 30.0,
 ) -> Path:
-    r"""Mirror descent with psi = (1/p)||.||_p^p on the training loss of all trials at once.
+    r"""Run mirror descent with psi = (1/p)||.||_p^p on the training loss of all trials.
 
         u(k+1) = mirror(W(k)) - lr grad L(W(k)),   W(k+1) = inverse(u(k+1))
 
@@ -105,18 +105,17 @@ def descend(
         p: the exponent of the potential, p > 1.
         steps: how many steps to take.
         lr: the step size; for "accelerated", which adapts its own, the smallest one.
-        rule: "constant" as written above (lp-AttGD; warns where lr exceeds what Remark 1
-            allows), "normalized" with the gradient over its dual norm, or "accelerated",
-            which reaches the same direction in a fraction of the steps
-            (docs/acceleration.md); it trains W alone.
-        joint: train the head v as well, with the same rule (lp-JointGD); it starts at
-            problem.v.
+        rule: "constant" is the formula above (lp-AttGD; warns if lr exceeds what Remark 1
+            allows). "normalized" divides the gradient by its dual norm. "accelerated" reaches
+            the same direction in a fraction of the steps (docs/acceleration.md); it trains only
+            W.
+        joint: also train the head v, with the same rule (lp-JointGD), from problem.v.
         init: W(0), zero by default. A pair (K, Q) of (..., d, m) trains the factors of W = K Q'
-            instead of W; for p = 2 their product tends to the solution of least nuclear norm
-            (docs/descent.md). Zero factors are a saddle and are refused.
+            instead of W; for p = 2 their product converges to the solution of smallest nuclear
+            norm (docs/descent.md). Zero factors are a saddle point and are refused.
         head_lr: the step size of the head, lr by default.
-        record: the steps to record, from 0 (the start) to `steps`; by default 1, 2, ...
-            in about forty steps a decade, and the last.
+        record: the steps to record, from 0 (the start) to `steps`; by default about forty per
+            decade, and the last.
         progress: show a progress line on a terminal, after two seconds.
         checkpoint: a file to resume from, and to save to every `checkpoint_seconds`. A run
             that was killed and called again gives the same path, bit for bit. A longer run

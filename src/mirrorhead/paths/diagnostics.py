@@ -15,7 +15,7 @@ from mirrorhead.tokens import LocalOptimality, constants_at, locally_optimal
 
 @dataclass(frozen=True, eq=False)
 class Diagnostics:
-    """A path against the lp-AttSVM of the tokens it selected.
+    """A path compared with the lp-AttSVM solution of the tokens it selected.
 
     divergence: D(W_mm, W(k)) of the directions, (records, ...); NaN where W(k) is zero.
     norm: ||W(k)||_p, (records, ...).

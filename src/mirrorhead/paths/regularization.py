@@ -7,10 +7,10 @@ L-BFGS minimises log(L - L*) (see `_excess_loss.py`) over M with W = R M / ||M||
 sphere. Where no W selects the best tokens of all samples the minimum can lie inside the ball, so
 a second search looks there (`_continuation.py`).
 
-There are many local minima: nearly every set of tokens has one. At small radii they merge,
-and at large ones a cold start stays on the plateau where it began. So several starts are
-carried from radius to radius, over inner radii too. Of those that have met, all but one are
-replaced by random directions.
+There are many local minima: nearly every set of tokens has one. At small radii they merge, and at
+large radii a cold start stays on its plateau. So several searches are continued from radius to
+radius, with intermediate radii. Of searches that have met, all but one are replaced by random
+directions.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class RegularizationPath:
     norms: ||W||_p, (radii, ...): the radius, or less where the minimum lies inside the ball;
         `active` says which.
     tokens: the token with the most attention, (radii, ..., n).
-    all_log_excess: where each start ended, (radii, starts, ...), lowest first.
+    all_log_excess: the final value of each start, (radii, starts, ...), lowest first.
     v, head_radii: the same for the head, (radii, ..., d) and (radii,); None unless joint.
     """
 
@@ -84,7 +84,7 @@ class RegularizationPath:
 
     @property
     def optima(self) -> Tensor:
-        """How many different ends the starts came to, (radii, ...)."""
+        """The number of different results of the starts, (radii, ...)."""
         return 1 + (self.all_log_excess.diff(dim=1) > SAME).sum(1)
 
     def divergence_to(self, solution: MarginSolution) -> Tensor:
@@ -114,21 +114,21 @@ def regularization_path(
     starts: int = 8,
     seed: int = 0,
 ) -> RegularizationPath:
-    r"""lp-AttRP: W(R) = argmin L(W) subject to ||W||_p <= R, for growing radii R.
+    r"""Compute lp-AttRP: W(R) = argmin L(W) subject to ||W||_p <= R, for growing radii R.
 
-    Theorem 1: W(R)/R tends to the direction of the lp-AttSVM solution of the tokens with the
+    Theorem 1: W(R)/R converges to the direction of the lp-AttSVM solution of the tokens with the
     highest scores. That solution is not used: no start comes from `attention_svm`.
 
     The search on the sphere starts from the negative gradient at W = 0 and random directions,
-    and at later stages from the ends of the stage before. Where several have met, one stays and
-    random directions replace the others. Every stage has one more start: the minimiser of the
-    leading term of the excess, a convex function that does not stick to wrong tokens. A last
-    sweep runs from the largest radius back to the smallest, since an optimum found late may be
-    the better one at smaller radii too.
+    and at later radii from the results at the previous one. Where several searches have met, one
+    is kept and random directions replace the others. Every radius has one more start: the
+    minimiser of the leading term of the excess, a convex function that does not get stuck at
+    wrong tokens. A last sweep goes from the largest radius back to the smallest, since an optimum
+    found late may also be better at smaller radii.
 
-    A second search looks inside the ball, from small weights on, and its result counts where it
-    is lower: `norms` is then less than the radius, and `active` is False. That happens when no
-    W selects the best tokens of all samples.
+    A second search looks inside the ball, starting from small weights. Its result is used if it
+    is lower: `norms` is then less than the radius, and `active` is False. This happens when no W
+    selects the best tokens of all samples.
 
     Args:
         problem: with one head and labels +1 and -1.
@@ -137,7 +137,7 @@ def regularization_path(
         starts: the number of searches.
         seed: of the random directions, which are the same for all trials.
 
-    The result is the best of local minima, not a proven global one: look at `spread`.
+    The result is the best local minimum found, not a proven global one: check `spread`.
 
     >>> X = torch.tensor([[[2.0, 0.0], [0.0, 1.0]]])
     >>> problem = AttentionProblem(X, z=X[:, 0], y=[1.0], v=[1.0, 1.0])
@@ -187,16 +187,16 @@ def joint_regularization_path(
     starts: int = 16,
     seed: int = 0,
 ) -> RegularizationPath:
-    r"""lp-JointRP: min L(v, W) subject to ||W||_p <= R and ||v||_p <= r, R and r growing.
+    r"""Compute lp-JointRP: min L(v, W) subject to ||W||_p <= R and ||v||_p <= r, growing.
 
     Theorem 5: v(r)/r and W(R)/R tend to the lp-SVM and lp-AttSVM solutions of tokens for
     which Assumption B holds (`assumption_b`), those of the largest label margin.
 
-    The search is that of `regularization_path` with log L in place of log(L - L*) and random
-    starts only; problem.v is not used. Once attention is nearly one-hot, log L no longer shows
-    how W changes. So a search in (v, W) together is followed by searches in v given W and in W
-    given v in turn. The latter minimise log(L - L*(v)), which has the same minimiser in W and
-    does not cancel. Both balls are searched inside as well: either part can have less norm than
+    The search is that of `regularization_path` with log L instead of log(L - L*) and random
+    starts only; problem.v is not used. Once attention is nearly one-hot, log L is insensitive to
+    W. So a search in (v, W) together is followed by alternating searches in v given W and in W
+    given v. The latter minimise log(L - L*(v)), which has the same minimiser in W and does not
+    cancel. The interior of both balls is searched too: either part can have a smaller norm than
     its radius.
 
     Args:

@@ -27,10 +27,10 @@ CHECKED = 512  # tokens in all samples of a problem that `warn_if_too_large` che
 
 
 def largest_step(problem: AttentionProblem, W: Tensor, p: float) -> Tensor:
-    """The largest eta for which psi - eta L is convex at W, (...); inf where L is concave.
+    """Return the largest eta for which psi - eta L is convex at W, (...); inf if L is concave.
 
     For p > 2 it is zero where an entry of W is zero: Hess psi vanishes there. For one head
-    and labels +-1. Takes two dense nT x nT matrices a trial, and their eigenvalues.
+    and labels +-1. Needs two dense nT x nT matrices per trial, and their eigenvalues.
 
     >>> X = torch.tensor([[[2.0, 0.0], [0.0, 1.0]]])
     >>> problem = AttentionProblem(X, z=X[:, 0], y=[1.0], v=[1.0, 1.0])
