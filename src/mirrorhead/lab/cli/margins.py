@@ -27,7 +27,7 @@ class Margins:
 
     For n texts, the tokens of a head are those it attends to most. The table shows how much of
     the largest possible margin W = W_K' W_Q has, and how far its direction is from the lp-AttSVM
-    solution, for each p. Of a run that kept its weights at milestones, all of them are measured.
+    solution, for each p. If a run kept its weights at milestones, all of these are measured.
     """
 
     model: Annotated[Positional[Path], arg(metavar="RUN")]

@@ -173,7 +173,7 @@ class Patch:
 
 @contextmanager
 def _errors() -> Iterator[None]:
-    """What a user can put right, as one line."""
+    """Report errors that the user can correct as one line."""
     try:
         yield
     except (ValueError, OSError) as error:  # PatchError is a ValueError

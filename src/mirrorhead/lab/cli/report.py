@@ -25,7 +25,7 @@ class Report:
     """Write the report again, with the real-data part: tables, figures and verdicts.
 
     It has the experiments that `mirrorhead reproduce` left complete in --out, the comparisons on
-    real data in --results, and the evaluated runs in --runs. Nothing is computed that takes long.
+    real data in --results, and the evaluated runs in --runs. It runs no experiment.
     """
 
     out: Annotated[Path, arg(metavar="FOLDER")] = Path("out")

@@ -26,7 +26,7 @@ ONLY_HELP = (
 class Reproduce:
     """Run the paper's figures and theorems again, and write a report with a verdict on each.
 
-    A run that was interrupted resumes when the same command is given again. Results on real data
+    Run the same command again to resume an interrupted run. Results on real data
     are in the report if they are in --results.
     """
 

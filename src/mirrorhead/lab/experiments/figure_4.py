@@ -41,7 +41,7 @@ ELSEWHERE = 1_000_000  # seeds of the authors' starts: apart from all others, an
 class Settings(TrialSettings):
     """p: exponents of the paths and of the problems; steps: of each path; lr; scale: the
     standard deviation of W(0); tol: the certified gap of the max-margin solutions; patience: a
-    fair path whose tokens are not locally optimal may go on to so many times its length."""
+    fair path whose tokens are not locally optimal may become this many times longer."""
 
     p: tuple[float, ...] = (1.75, 2.0, 3.0)
     steps: tuple[int, ...] = (1500, 2000, 20_000)

@@ -52,7 +52,7 @@ class Settings(TrialSettings):
 
 def run(settings: Settings) -> dict[str, Tensor]:
     """All (trials, starts, exponents): divergence to the path's own solution and global, whether
-    its tokens are globally optimal, after `steps`; needed: so many times `steps` until its
+    its tokens are globally optimal, after `steps`; needed: the multiple of `steps` after which its
     tokens were locally optimal (1, 2, 4, ...), 0 if they were not within `patience`."""
     one = random_problem(settings.trials, first=settings.first)
     problem = repeated(one, len(settings.starts))
