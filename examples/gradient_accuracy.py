@@ -2,7 +2,7 @@
 
     python examples/gradient_accuracy.py [--out figure.svg]
 
-prints the table of docs/model.md; the truth is the plain formula in mpmath with 5,000 digits.
+prints the table of docs/model.md. The reference is the plain formula in mpmath with 5,000 digits.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Your own data: arrays in; path, selected tokens, certificate and figure out.
+"""Analyse your own arrays: descent path, selected tokens, certificate and a figure.
 
     python examples/own_data.py --data mine.npz --p 1.5 --out out
 
-mine.npz holds X (n, T, d), the tokens of each sample, z (n, d), its query, and y (n), labels
-+1 or -1; if you have a head v (d) it is kept fixed, else it is trained along with W. Without
---data, random data stand in. Write your file with numpy.savez("mine.npz", X=X, z=z, y=y).
+mine.npz holds X (n, T, d), the tokens of each sample; z (n, d), its query; and y (n), labels +1
+or -1. It may also hold a head v (d), which is then kept fixed; otherwise v is trained with W.
+Without --data, the script uses random data. Write your file with
+numpy.savez("mine.npz", X=X, z=z, y=y).
 """
 
 from __future__ import annotations
