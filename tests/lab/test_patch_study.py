@@ -19,7 +19,9 @@ from mirrorhead.lab.evaluation.patch_study import (
     chosen,
     column,
     equals,
+    final_runs,
     read_patch_runs,
+    scores_on_test,
 )
 from mirrorhead.lab.report.part import Part
 from mirrorhead.lab.report.patches import part
@@ -95,6 +97,13 @@ def test_settings_are_chosen_by_validation_at_the_small_sizes() -> None:
     assert chosen(runs[:2], "trec", OURS, 3) is None
     best = chosen(runs, "trec", OURS, 3)
     assert best is not None and best.setting == {"lr": 1e-2}
+
+
+def test_final_runs_of_a_setting_that_lost_do_not_count() -> None:
+    tuning = [line(OURS, 0, a, final=False, lr=lr) for a, lr in ((0.8, 1e-3), (0.9, 1e-2))]
+    final = [line(OURS, seed, a, lr=lr) for a, lr in ((0.99, 1e-3), (0.7, 1e-2)) for seed in (0, 1)]
+    assert scores_on_test(tuning + final, "trec", OURS, SMALL[0]) == [0.7, 0.701]
+    assert len(final_runs(final, "trec", OURS)) == 4
 
 
 def write(file: Path, runs: list[PatchRun]) -> None:

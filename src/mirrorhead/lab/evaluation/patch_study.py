@@ -128,14 +128,24 @@ def read_patch_runs(file: Path) -> list[PatchRun]:
 
 
 def chosen(runs: Sequence[PatchRun], task: str, method: str, settings: int) -> PatchRun | None:
-    """The tuning run with the best validation score, once all `settings` have one."""
+    """The tuning run with the best validation score, once at least `settings` have one."""
     found = [r for r in runs if (r.task, r.method, r.final) == (task, method, False)]
     return max(found, key=lambda run: run.tuning_score) if len(found) >= settings else None
+
+
+def final_runs(runs: Sequence[PatchRun], task: str, method: str) -> list[PatchRun]:
+    """The runs that were scored on test data with the chosen setting.
+
+    A file may have others, of a setting that was the best before more of them were compared.
+    """
+    best = chosen(runs, task, method, 1)
+    found = [r for r in runs if (r.task, r.method, r.final) == (task, method, True)]
+    return [r for r in found if best is None or r.setting == best.setting]
 
 
 def scores_on_test(
     runs: Sequence[PatchRun], task: str, method: str, size: float | None
 ) -> list[float]:
     """Test accuracy of each seed at a size."""
-    found = [r for r in runs if (r.task, r.method, r.final) == (task, method, True)]
+    found = final_runs(runs, task, method)
     return [run.test[column(size)] for run in found if column(size) in run.test]

@@ -17,6 +17,7 @@ from mirrorhead.lab.evaluation.patch_study import (
     PatchRun,
     column,
     equals,
+    final_runs,
     scores_on_test,
 )
 from mirrorhead.lab.plots import COLOURS, GREY, legend_below, panels
@@ -159,7 +160,7 @@ def _lowest(runs: Sequence[PatchRun], task: str) -> float:
 
 def _share(runs: Sequence[PatchRun], task: str, method: str) -> float:
     """The size of LoRA or BitFit as a share of the weights: bytes over 4 bytes each."""
-    one = next(r for r in runs if (r.task, r.method, r.final) == (task, method, True))
+    one = final_runs(runs, task, method)[0]
     return one.bytes["all"] / 4 / WEIGHTS
 
 
@@ -169,7 +170,7 @@ def accuracy_table(runs: Sequence[PatchRun], task: str) -> Table:
     columns = ("Method", "Runs", *names, "kB at 0.10%", "compressed", "same bits F32", "BF16")
     rows = []
     for name, method in METHODS.items():
-        lines = [r for r in runs if (r.task, r.method, r.final) == (task, name, True)]
+        lines = final_runs(runs, task, name)
         if not lines:
             continue
         at = column(SMALL[0]) if method.sized else "all"
