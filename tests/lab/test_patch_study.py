@@ -28,14 +28,22 @@ from mirrorhead.lab.report.patches import part
 from mirrorhead.lab.runtime.errors import RunError
 
 
-def line(method: str, seed: int, accuracy: float, *, final: bool = True, lr: float = 1e-4) -> Any:
+def line(
+    method: str,
+    seed: int,
+    accuracy: float,
+    *,
+    final: bool = True,
+    lr: float = 1e-4,
+    task: str = "trec",
+) -> Any:
     """A line with one accuracy at all sizes, a little higher for higher seeds."""
     kind = METHODS[method]
     sizes = [None, *SIZES] if kind.sized and not kind.per_size else [None]
     sizes = [*SMALL] if kind.per_size else sizes
     scores = {column(size): accuracy + seed / 1000 for size in sizes}
     return PatchRun(
-        f"trec|{method}|{lr}|{seed}|{final}", "trec", method, {"lr": lr}, seed,
+        f"{task}|{method}|{lr}|{seed}|{final}", task, method, {"lr": lr}, seed,
         SMALL[0] if kind.per_size else None, final, kind.runs, scores, scores if final else {},
         dict.fromkeys(scores, 1000), dict.fromkeys(scores, 500),
         {"F32": 0.9, "BF16": 0.95}, 90.0,
@@ -104,6 +112,24 @@ def test_final_runs_of_a_setting_that_lost_do_not_count() -> None:
     final = [line(OURS, seed, a, lr=lr) for a, lr in ((0.99, 1e-3), (0.7, 1e-2)) for seed in (0, 1)]
     assert scores_on_test(tuning + final, "trec", OURS, SMALL[0]) == [0.7, 0.701]
     assert len(final_runs(final, "trec", OURS)) == 4
+
+
+def test_means_are_over_tasks_that_are_all_there() -> None:
+    accuracies = {"trec": 0.9, "sst2": 0.8, "subj": 0.7, "cr": 0.6}
+    runs = [line(OURS, 0, a, task=task, lr=1.0) for task, a in accuracies.items()]
+    runs += [line("soft", 0, 0.9, task=task) for task in ("trec", "sst2")]
+    for lr in (1.0, 2.0):
+        runs += [
+            line(OURS, 0, a - lr / 100, final=False, lr=lr, task=t) for t, a in accuracies.items()
+        ]
+    tables = {table.name: table for table in part(runs).tables}
+    assert [row[0].text for row in tables["patches-mean"].rows] == [METHODS[OURS].title]
+    assert (
+        tables["patches-mean"].rows[0][2].text == "–"
+    )  # the final runs are of a setting that lost
+    untuned = [[cell.text for cell in row[1:]] for row in tables["patches-untuned"].rows]
+    assert untuned[0] == ["lr 1", "89.0", "79.0", "69.0", "59.0", "74.0"]
+    assert untuned[1][-1] == "73.0"
 
 
 def write(file: Path, runs: list[PatchRun]) -> None:
