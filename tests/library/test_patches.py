@@ -190,6 +190,68 @@ def test_tied_weights_that_a_file_stores_once_or_twice(tmp_path: Path) -> None:
             assert torch.equal(target_weight, weight)
 
 
+class TestTiedWeights:
+    """A model ties `head` to `embed`; copies of its state dict do not show that."""
+
+    def model(self) -> State:
+        weight = torch.randn(4, 3)
+        return {"embed": weight, "head": weight}
+
+    def test_a_copy_of_a_tied_model_counts_each_weight_once(self) -> None:
+        base = self.model()
+        after = base["embed"] + torch.randn(4, 3)
+        for tuned in (
+            {"embed": after, "head": after},
+            {"embed": after.clone(), "head": after.clone()},
+        ):
+            for start in (base, copy_of(base)):
+                if start is not base and tuned["embed"] is not tuned["head"]:
+                    continue  # nothing says that they are tied
+                patch = mh.Patch.between(start, tuned, count=3)
+                assert patch.count == 3
+                patch.apply(base)
+                assert int((base["embed"] == after).sum()) == 3
+                patch.revert(base)
+
+    def test_each_copy_in_the_target_is_patched(self, tmp_path: Path) -> None:
+        base = self.model()
+        after = base["embed"] + torch.randn(4, 3)
+        mh.Patch.between(base, {"embed": after, "head": after}).save(tmp_path / "p")
+        patch = mh.Patch.load(tmp_path / "p")
+        state = copy_of(base)
+        patch.apply(state)
+        assert torch.equal(state["embed"], after) and torch.equal(state["head"], after)
+        patch.verify(state)
+        state["head"][0, 0] += 1
+        with pytest.raises(mh.PatchError, match="'head' is not the patched one"):
+            patch.verify(state)
+        with pytest.raises(mh.PatchError, match="'head' does not hold"):
+            patch.revert(state)
+        state["head"][0, 0] = after[0, 0]
+        patch.revert(state)
+        assert same_bits(state, copy_of(base))
+
+    @pytest.mark.parametrize("name", ["embed", "head"])
+    def test_a_file_may_have_any_of_the_names(self, name: str, tmp_path: Path) -> None:
+        base = self.model()
+        after = base["embed"] + torch.randn(4, 3)
+        patch = mh.Patch.between(base, {"embed": after, "head": after})
+        save_file({name: base[name]}, tmp_path / "base")
+        patch.apply(tmp_path / "base", tmp_path / "out")
+        patch.verify(tmp_path / "out")
+        assert same_bits(load_file(tmp_path / "out"), {name: after})
+        patch.with_originals(tmp_path / "base")
+        mh.Patch.merge([patch, patch], "mean", base=tmp_path / "base").apply(base)
+        assert torch.equal(base["head"], after)
+
+    def test_merging_needs_them_tied_in_all_patches(self) -> None:
+        base = self.model()
+        one = mh.Patch.between(base, dict.fromkeys(base, base["embed"] + 1))
+        two = mh.Patch.between(base, {"embed": base["embed"] + 1, "head": base["head"] + 2})
+        with pytest.raises(mh.PatchError, match="are one tensor in one of the patches"):
+            mh.Patch.merge([one, two])
+
+
 def test_weights_that_fine_tuning_untied_are_refused_for_a_tied_model(tmp_path: Path) -> None:
     weight = torch.randn(4, 3)
     untied = {"embed": weight.clone(), "head": weight.clone()}

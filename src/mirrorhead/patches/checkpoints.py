@@ -90,6 +90,12 @@ class Checkpoint:
         first = self.aliases.get(name, name)
         return {first, *(alias for alias, known in self.aliases.items() if known == first)}
 
+    def same(self, name: str, other: str) -> bool:
+        """Whether two names stand for one memory, or for the same bits."""
+        return other in self.tied(name) or (
+            self.infos[name] == self.infos[other] and digest(self, name) == digest(self, other)
+        )
+
     def pieces(self, name: str) -> Iterator[tuple[int, Tensor]]:
         """The tensor's numbers in order: (position of the first, flat tensor on the CPU)."""
         raise NotImplementedError

@@ -43,6 +43,7 @@ class TensorPatch:
         originals: (count,), what stands there in the base; None if that is not known.
         base: SHA-256 of the base's tensor; None if the base has no such tensor.
         result: SHA-256 of the patched tensor; None if that is not known.
+        tied: other names of the same tensor. A checkpoint may have one of them, or a copy for each.
     """
 
     info: TensorInfo
@@ -51,6 +52,7 @@ class TensorPatch:
     originals: Tensor | None
     base: str | None
     result: str | None
+    tied: tuple[str, ...] = ()
 
     @property
     def added(self) -> bool:
@@ -76,6 +78,7 @@ def encode(tensors: dict[str, TensorPatch], weights: int, originals: bool) -> by
                 "base": patch.base,
                 "result": patch.result,
             }
+            | ({"tied": list(patch.tied)} if patch.tied else {})
         )
     content = {"version": VERSION, "weights": weights, "tensors": records}
     stored = {name: torch.cat(pieces) for name, pieces in parts.items()}
@@ -141,9 +144,13 @@ def _decoded(file: FileCheckpoint, content: Any) -> dict[str, TensorPatch]:
         for part in (values, originals):
             if part is not None and part.is_floating_point() and part.float().isnan().any():
                 raise _Malformed(f"tensor {name!r} contains NaN")
-        tensors[name] = TensorPatch(info, index, values, originals, base, result)
+        tied = tuple(_name(other, {}) for other in record.get("tied", []))
+        tensors[name] = TensorPatch(info, index, values, originals, base, result, tied)
     if taken != len(gaps) or any(len(data) for data in left.values()):
         raise _Malformed("it holds more numbers than its tensors need")
+    names = [*tensors, *(other for patch in tensors.values() for other in patch.tied)]
+    if len(set(names)) < len(names):
+        raise _Malformed("two of its tensors have the same name")
     return tensors
 
 

@@ -27,13 +27,19 @@ def merged(patches: Sequence[Patch], method: str) -> tuple[dict[str, TensorPatch
     if len({patch.weights for patch in patches}) > 1:
         sizes = ", ".join(f"{patch.weights:,}" for patch in patches)
         raise PatchError(f"the patches are of different bases: of {sizes} weights")
-    tensors = {}
+    tensors: dict[str, TensorPatch] = {}
     for name in sorted({name for patch in patches for name in patch.tensors}):
         parts = [patch.tensors[name] for patch in patches if name in patch.tensors]
         _check(name, parts)
         new = parts[0] if parts[0].added else _merged_tensor(parts, method, len(patches))
+        tied = {other for part in parts for other in part.tied}
         if len(new.values):
-            tensors[name] = new
+            tensors[name] = replace(new, tied=tuple(sorted(tied)))
+    for name, patch in tensors.items():
+        if both := sorted(tensors.keys() & set(patch.tied)):
+            raise PatchError(
+                f"{name!r} and {both[0]!r} are one tensor in one of the patches, two in another"
+            )
     return tensors, patches[0].weights
 
 

@@ -45,6 +45,22 @@ def digests(
     return plain.hexdigest(), changed.hexdigest()
 
 
+def by_target_name(
+    target: Checkpoint, tensors: Mapping[str, TensorPatch]
+) -> dict[str, TensorPatch]:
+    """The tensors by the names that the target has for them.
+
+    Where the target has a copy for each of several tied names, all of them get the patch. Where
+    they share memory there, one does.
+    """
+    found: dict[str, TensorPatch] = {}
+    for name, patch in tensors.items():
+        there = [other for other in (name, *patch.tied) if other in target.infos]
+        memories = {target.aliases.get(other, other): other for other in reversed(there)}
+        found |= dict.fromkeys(memories.values() or [name], patch)
+    return dict(sorted(found.items()))
+
+
 def check_applicable(
     target: Checkpoint, tensors: Mapping[str, TensorPatch], step: Callable[[int], None]
 ) -> None:

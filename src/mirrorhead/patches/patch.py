@@ -25,7 +25,13 @@ from mirrorhead.patches.checkpoints import (
     open_checkpoint,
 )
 from mirrorhead.patches.file_format import TensorPatch, decode, encode
-from mirrorhead.patches.overlay import check_applicable, check_revertible, digests, picked
+from mirrorhead.patches.overlay import (
+    by_target_name,
+    check_applicable,
+    check_revertible,
+    digests,
+    picked,
+)
 from mirrorhead.patches.selection import (
     Changes,
     Progress,
@@ -96,7 +102,11 @@ class Patch:
         patterns = (whole,) if isinstance(whole, str) else tuple(whole)
         old, new = open_checkpoint(base, "base"), open_checkpoint(tuned, "tuned")
         both, added = common_names(old, new, patterns)
-        sparse = [n for n in both if old.infos[n].floating and not matches(n, patterns)]
+        sparse = [
+            n
+            for n, tied in both.items()
+            if old.infos[n].floating and not any(matches(m, patterns) for m in (n, *tied))
+        ]
         passes = 2 if tolerance is not None else 4
         report = _Reading(progress, passes * sum(old.infos[n].bytes for n in sparse))
 
@@ -119,6 +129,8 @@ class Patch:
         }
         others = [name for name in both if name not in set(sparse)]
         tensors |= _whole_tensors(old, new, others, added)
+        for name in tensors.keys() & both.keys():
+            tensors[name] = replace(tensors[name], tied=both[name])
         patch = cls(dict(sorted(tensors.items())), weights)
         if limit is not None:
             patch = patch._within(limit, found)
@@ -157,16 +169,17 @@ class Patch:
         and files; a model must have them already, with any values.
         """
         source = self._target(target, out)
+        tensors = by_target_name(source, self.tensors)
         report = _Reading(progress, self._bytes_of(source) * (2 if out else 1))
-        check_applicable(source, self.tensors, report.add)
+        check_applicable(source, tensors, report.add)
         self._check_new(target, source)
         if isinstance(source, FileCheckpoint):
             assert out is not None
-            values = {name: (patch.index, patch.values) for name, patch in self.tensors.items()}
-            new = {name: patch.info for name, patch in self.tensors.items() if patch.added}
+            values = {name: (patch.index, patch.values) for name, patch in tensors.items()}
+            new = {name: patch.info for name, patch in tensors.items() if patch.added}
             rewriting.rewrite(source, Path(str(target)), Path(out), values, new, (), report.add)
         else:
-            self._write(target, source, lambda patch: patch.values, undo=lambda p: p.originals)
+            _write(target, source, tensors, lambda p: p.values, undo=lambda p: p.originals)
         report.finish()
 
     def revert(
@@ -182,16 +195,17 @@ class Patch:
         keeps them as they are. `out` is as in `apply`.
         """
         source = self._target(target, out)
+        tensors = by_target_name(source, self.tensors)
         report = _Reading(progress, self._bytes_of(source) * (2 if out else 1))
-        check_revertible(source, self.tensors, report.add)
-        old = {name: patch for name, patch in self.tensors.items() if not patch.added}
-        gone = tuple(name for name, patch in self.tensors.items() if patch.added)
+        check_revertible(source, tensors, report.add)
+        old = {name: patch for name, patch in tensors.items() if not patch.added}
+        gone = tuple(name for name, patch in tensors.items() if patch.added)
         if isinstance(source, FileCheckpoint):
             assert out is not None
             values = {name: (patch.index, _known(patch.originals)) for name, patch in old.items()}
             rewriting.rewrite(source, Path(str(target)), Path(out), values, {}, gone, report.add)
         else:
-            self._write(target, source, lambda patch: patch.originals, undo=lambda p: p.values)
+            _write(target, source, tensors, lambda p: p.originals, undo=lambda p: p.values)
             if isinstance(target, MutableMapping):
                 for name in gone:
                     target.pop(name, None)
@@ -199,17 +213,15 @@ class Patch:
 
     def verify(self, target: Source, *, progress: Progress | None = None) -> None:
         """Check that a target is this patch's base with the patch applied, to the bit."""
-        results = {name: patch.result for name, patch in self.tensors.items()}
-        if None in results.values():
+        if any(patch.result is None for patch in self.tensors.values()):
             raise PatchError(
                 "the patch does not know the hashes of its result: it was merged without a base"
             )
-        self._verify(target, results, "the patched one", progress)
+        self._verify(target, lambda patch: patch.result, "the patched one", progress)
 
     def verify_base(self, target: Source, *, progress: Progress | None = None) -> None:
         """Check that the tensors that the patch changes are the base's, to the bit."""
-        bases = {name: patch.base for name, patch in self.tensors.items() if not patch.added}
-        self._verify(target, bases, "the base's", progress)
+        self._verify(target, lambda patch: patch.base, "the base's", progress)
 
     @classmethod
     def merge(
@@ -235,7 +247,8 @@ class Patch:
         if base is None:
             return merged
         source = open_checkpoint(base, "base")
-        check_applicable(source, merged.tensors, lambda done: None)
+        tensors = by_target_name(source, merged.tensors)
+        check_applicable(source, tensors, lambda done: None)
         return merged._hashed(source, lambda name: None)
 
     def without(self, *patterns: str) -> Patch:
@@ -246,11 +259,12 @@ class Patch:
     def with_originals(self, base: Source) -> Patch:
         """Return the patch with the base's values, which `revert` and `merge` need."""
         source = open_checkpoint(base, "base")
-        check_applicable(source, self.tensors, lambda done: None)
+        check_applicable(source, by_target_name(source, self.tensors), lambda done: None)
         tensors = {}
         for name, patch in self.tensors.items():
             if not patch.added:
-                pieces = [picked(start, p, patch.index) for start, p in source.pieces(name)]
+                there = _name_in(source, name, patch)
+                pieces = [picked(start, p, patch.index) for start, p in source.pieces(there)]
                 patch = replace(patch, originals=torch.cat(pieces))
             tensors[name] = patch
         return replace(self, tensors=tensors)
@@ -348,52 +362,21 @@ class Patch:
     def _verify(
         self,
         target: Source,
-        hashes: Mapping[str, str | None],
+        wanted: Callable[[TensorPatch], str | None],
         what: str,
         progress: Progress | None,
     ) -> None:
         source = open_checkpoint(target, "target")
         report = _Reading(progress, self._bytes_of(source))
-        for name, wanted in hashes.items():
+        for name, patch in by_target_name(source, self.tensors).items():
+            if wanted(patch) is None:  # a new tensor, which the base does not have
+                continue
             if name not in source.infos:
                 raise PatchError(f"{source.label} has no tensor {name!r}")
-            if digest(source, name) != wanted:
+            if digest(source, name) != wanted(patch):
                 raise PatchError(f"{source.label}: tensor {name!r} is not {what}")
             report.add(source.infos[name].bytes)
         report.finish()
-
-    def _write(
-        self,
-        target: Any,
-        source: Checkpoint,
-        values: Callable[[TensorPatch], Tensor | None],
-        undo: Callable[[TensorPatch], Tensor | None],
-    ) -> None:
-        """Write values into tensors in memory; if anything fails, put the old ones back."""
-        assert isinstance(source, MemoryCheckpoint)
-        done: list[tuple[Tensor, TensorPatch, Tensor | None]] = []
-        new: list[str] = []
-        try:
-            for name, patch in self.tensors.items():
-                wanted = values(patch)
-                if wanted is None:
-                    continue
-                if name not in source.tensors:
-                    target[name] = wanted.reshape(patch.info.shape).clone()
-                    new.append(name)
-                    continue
-                tensor = source.tensors[name]
-                before = undo(patch)
-                if before is None:
-                    before = _picked(tensor, patch.index)
-                done.append((tensor, patch, before))
-                _put(tensor, patch.index, wanted)
-        except BaseException:
-            for tensor, patch, before in done:
-                _put(tensor, patch.index, _known(before))
-            for name in new:
-                del target[name]
-            raise
 
     def _within(self, limit: int, found: Mapping[str, Changes]) -> Patch:
         """The largest changes of these that make a file of at most `limit` bytes."""
@@ -438,14 +421,16 @@ class Patch:
                 memory = MemoryCheckpoint({name: patch.values}, "patch")
                 tensors[name] = replace(patch, result=digest(memory, name))
             else:
-                old, new = digests(base, name, patch.index, patch.values)
+                there = _name_in(base, name, patch)
+                old, new = digests(base, there, patch.index, patch.values)
                 tensors[name] = replace(patch, base=old, result=new)
             if name in base.infos:
                 step(name)
         return replace(self, tensors=tensors)
 
     def _bytes_of(self, source: Checkpoint) -> int:
-        return sum(source.infos[name].bytes for name in self.tensors if name in source.infos)
+        names = by_target_name(source, self.tensors)
+        return sum(source.infos[name].bytes for name in names if name in source.infos)
 
 
 class _Reading:
@@ -502,6 +487,45 @@ def _whole_tensors(
             raise PatchError(f"{tuned.label}: tensor {name!r} contains NaN")
         found[name] = TensorPatch(tuned.infos[name], None, values, None, None, _NO_HASH)
     return found
+
+
+def _write(
+    target: Any,
+    source: Checkpoint,
+    tensors: Mapping[str, TensorPatch],
+    values: Callable[[TensorPatch], Tensor | None],
+    undo: Callable[[TensorPatch], Tensor | None],
+) -> None:
+    """Write values into tensors in memory; if anything fails, put the old ones back."""
+    assert isinstance(source, MemoryCheckpoint)
+    done: list[tuple[Tensor, TensorPatch, Tensor | None]] = []
+    new: list[str] = []
+    try:
+        for name, patch in tensors.items():
+            wanted = values(patch)
+            if wanted is None:
+                continue
+            if name not in source.tensors:
+                new.append(name)
+                target[name] = wanted.reshape(patch.info.shape).clone()
+                continue
+            tensor = source.tensors[name]
+            before = undo(patch)
+            if before is None:
+                before = _picked(tensor, patch.index)
+            done.append((tensor, patch, before))
+            _put(tensor, patch.index, wanted)
+    except BaseException:
+        for tensor, patch, before in done:
+            _put(tensor, patch.index, _known(before))
+        for name in new:
+            target.pop(name, None)
+        raise
+
+
+def _name_in(source: Checkpoint, name: str, patch: TensorPatch) -> str:
+    """The name that a checkpoint has for a tensor."""
+    return next((n for n in (name, *patch.tied) if n in source.infos), name)
 
 
 def _places(tensor: Tensor, index: Tensor) -> tuple[Tensor, ...]:

@@ -49,8 +49,11 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
 
 def common_names(
     base: Checkpoint, tuned: Checkpoint, whole: Sequence[str]
-) -> tuple[list[str], list[str]]:
-    """Names that both have, and names that only `tuned` has and `whole` allows.
+) -> tuple[dict[str, tuple[str, ...]], list[str]]:
+    """Names that both have, each with its tied names; names that only `tuned` has.
+
+    The latter must fit `whole`. Tied tensors appear under one name, if they are equal in both
+    checkpoints: a copy of a state dict no longer shows that they are tied.
 
     Raises PatchError for missing or extra tensors and for other shapes or dtypes.
     """
@@ -64,11 +67,7 @@ def common_names(
         for name in extra
         if name not in added
     ]
-    both = [
-        name
-        for name in base.infos
-        if name in tuned.infos and not (name in base.aliases and name in tuned.aliases)
-    ]
+    both = [name for name in base.infos if name in tuned.infos]
     for name in both:
         if base.infos[name] != tuned.infos[name]:
             problems.append(
@@ -77,7 +76,13 @@ def common_names(
             )
     if problems:
         raise PatchError(few("the checkpoints do not fit: ", problems))
-    return both, added
+    kept: dict[str, set[str]] = {}
+    for name in sorted(both, key=lambda name: name in base.aliases or name in tuned.aliases):
+        names = base.tied(name) | tuned.tied(name)
+        known = (other for other in kept if other in names)
+        if not any(base.same(name, other) and tuned.same(name, other) for other in known):
+            kept[name] = names
+    return {name: tuple(sorted(names - kept.keys())) for name, names in kept.items()}, added
 
 
 def few(start: str, problems: Sequence[str]) -> str:
