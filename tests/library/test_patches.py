@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import mirrorhead as mh
+from mirrorhead.patches import file_format
 from mirrorhead.patches.file_format import decode_gaps, encode_gaps, positions
 from patch_cases import State, copy_of, same_bits, sharded_folder, small_state, tuned_from
 
@@ -104,6 +106,13 @@ def test_keep_is_a_share_of_the_weights() -> None:
     patch = mh.Patch.between(base, tuned, keep=0.01)
     assert patch.count == 20
     assert patch.density() == 0.01
+
+
+def test_numbers_of_numpy_and_sizes_without_end() -> None:
+    base = {"w": torch.zeros(20)}
+    tuned = {"w": torch.arange(20.0)}
+    assert mh.Patch.between(base, tuned, count=np.int64(3)).count == 3  # type: ignore[arg-type]
+    assert mh.Patch.between(base, tuned, max_bytes="9" * 400).count == 19
 
 
 @pytest.mark.parametrize("limit", [700, 1500, "4 kB", "1 MiB"])
@@ -361,11 +370,33 @@ def test_repr_is_a_table_by_layer() -> None:
     ]  # fmt: skip
 
 
-@given(st.lists(st.integers(0, 2**62 - 2), unique=True, max_size=50))
-def test_positions_survive_the_file(numbers: list[int]) -> None:
-    index = torch.tensor(sorted(numbers), dtype=torch.int64)
-    gaps = decode_gaps(encode_gaps([index]))
-    assert torch.equal(positions(gaps, 2**62 - 1, "w"), index)
+def test_a_change_that_is_not_known_is_not_0(tmp_path: Path) -> None:
+    base = small_state()
+    patch = mh.Patch.between(base, tuned_from(base) | {"head": torch.ones(2)}, whole="head")
+    patch.save(tmp_path / "p", originals=False)
+    assert {row[3] for row in mh.Patch.load(tmp_path / "p").layers()} == {None}
+    assert [row[0] for row in patch.layers() if row[3] is None] == ["head"]
+    assert repr(patch).splitlines()[2].split() == ["head", "2", "100.0000%", "-"]
+
+
+def test_an_infinity_that_stays_is_no_change() -> None:
+    base = {"mask": torch.tensor([-torch.inf, 1.0, 2.0])}
+    patch = mh.Patch.between(base, {"mask": torch.tensor([-torch.inf, 1.0, 3.0])}, whole="mask")
+    assert patch.layers() == [("mask", 3, 3, 1.0)]
+    assert patch.largest() == [("mask", (2,), 2.0, 3.0)]
+
+
+@pytest.mark.parametrize("piece", [1 << 16, 9])
+def test_positions_survive_the_file(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_format, "_PIECE", piece)
+
+    @given(st.lists(st.integers(0, 2**62 - 2), unique=True, max_size=50))
+    def law(numbers: list[int]) -> None:
+        index = torch.tensor(sorted(numbers), dtype=torch.int64)
+        gaps = decode_gaps(encode_gaps([index]))
+        assert torch.equal(positions(gaps, 2**62 - 1, "w"), index)
+
+    law()
 
 
 class TestMerge:
@@ -414,6 +445,12 @@ class TestMerge:
         state = copy_of(base)
         merged.apply(state)
         assert torch.equal(state["w"], torch.cat([one["w"][:500], two["w"][500:]]))
+
+    def test_a_sum_that_overflows(self) -> None:
+        base = {"w": torch.full((2,), 60000.0).half()}
+        patch = mh.Patch.between(base, {"w": torch.full((2,), 65000.0).half()})
+        with pytest.raises(mh.PatchError, match=r"'w' add up to more than torch\.float16 can hold"):
+            mh.Patch.merge([patch, patch])
 
     def test_heads_of_tasks_must_be_left_out(self) -> None:
         base = small_state()

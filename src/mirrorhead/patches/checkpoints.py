@@ -237,10 +237,20 @@ def read_metadata(path: Path) -> dict[str, str]:
         return dict(file.metadata() or {})
 
 
+def memory_of(tensor: Tensor) -> tuple[torch.device, int]:
+    """Which memory a tensor, or the tensor that it is a view of, lies in."""
+    return tensor.device, tensor.untyped_storage().data_ptr()
+
+
 def bits(tensor: Tensor) -> Tensor:
     """The same memory as integers or bytes, for comparisons that know -0 from 0."""
     views = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return tensor.view(views[tensor.element_size()])
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """8-bit floats as float32: torch compares them in no other way."""
+    return tensor.float() if tensor.element_size() == 1 else tensor
 
 
 def raw(tensor: Tensor) -> memoryview:

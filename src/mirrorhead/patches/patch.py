@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,8 +21,10 @@ from mirrorhead.patches.checkpoints import (
     MemoryCheckpoint,
     PatchError,
     Source,
+    bits,
     check_room,
     digest,
+    memory_of,
     open_checkpoint,
 )
 from mirrorhead.patches.file_format import TensorPatch, decode, encode
@@ -99,6 +102,7 @@ class Patch:
             progress: called with the bytes read so far and in all.
         """
         limit = _check_size(keep, count, max_bytes, tolerance)
+        given = any(size is not None for size in (keep, count, max_bytes, tolerance))
         patterns = (whole,) if isinstance(whole, str) else tuple(whole)
         old, new = open_checkpoint(base, "base"), open_checkpoint(tuned, "tuned")
         both, added = common_names(old, new, patterns)
@@ -131,6 +135,11 @@ class Patch:
         tensors |= _whole_tensors(old, new, others, added)
         for name in tensors.keys() & both.keys():
             tensors[name] = replace(tensors[name], tied=both[name])
+        if (given or not tensors) and _share_memory(old, new, sparse):
+            raise PatchError(
+                "base and tuned are the same tensors in memory, so no change can be seen: copy the"
+                " base before training, as with copy.deepcopy(model.state_dict())"
+            )
         patch = cls(dict(sorted(tensors.items())), weights)
         if limit is not None:
             patch = patch._within(limit, found)
@@ -191,11 +200,13 @@ class Patch:
     ) -> None:
         """Restore the base, to the bit; PatchError if the target is not the patched base.
 
-        Tensors that the base does not have are removed from state dicts and files; a model
-        keeps them as they are. `out` is as in `apply`.
+        Tensors that the base does not have are removed from state dicts and files, if they hold
+        the patch's values; a model keeps them as they are. `out` is as in `apply`.
         """
         source = self._target(target, out)
         tensors = by_target_name(source, self.tensors)
+        if isinstance(target, nn.Module):
+            tensors = {name: patch for name, patch in tensors.items() if not patch.added}
         report = _Reading(progress, self._bytes_of(source) * (2 if out else 1))
         check_revertible(source, tensors, report.add)
         old = {name: patch for name, patch in tensors.items() if not patch.added}
@@ -290,8 +301,9 @@ class Patch:
         for name, patch in self.tensors.items():
             if patch.originals is None or not patch.info.floating:
                 continue
-            moved = (patch.values.double() - patch.originals.double()).abs()
-            for i in moved.topk(min(count, len(moved))).indices.tolist():
+            moved = _moved(patch.values, patch.originals)
+            changed = int((bits(patch.values) != bits(patch.originals)).sum())
+            for i in moved.topk(min(count, changed)).indices.tolist():
                 place = i if patch.index is None else int(patch.index[i])
                 where = torch.unravel_index(torch.tensor(place), patch.info.shape)
                 entry = (name, tuple(int(k) for k in where))
@@ -299,14 +311,17 @@ class Patch:
                 found.append((float(moved[i]), (*entry, *values)))
         return [entry for _, entry in sorted(found, key=lambda f: -f[0])[:count]]
 
-    def layers(self) -> list[tuple[str, int, int, float]]:
-        """By layer: name, changed weights, weights of the touched tensors, largest change."""
-        table: dict[str, tuple[int, int, float]] = {}
+    def layers(self) -> list[tuple[str, int, int, float | None]]:
+        """By layer: name, changed weights, weights of the touched tensors, largest change.
+
+        The largest change is None where the base's values are not known.
+        """
+        table: dict[str, tuple[int, int, float | None]] = {}
         for name, patch in self.tensors.items():
-            changed, size, largest = table.get(_layer(name), (0, 0, 0.0))
+            changed, size, largest = table.get(_layer(name), (0, 0, None))
             if patch.originals is not None and len(patch.values):
-                moved = (patch.values.double() - patch.originals.double()).abs()
-                largest = max(largest, float(moved.max()))
+                moved = float(_moved(patch.values, patch.originals).max())
+                largest = moved if largest is None else max(largest, moved)
             table[_layer(name)] = changed + len(patch.values), size + patch.info.size, largest
         return [(layer, *row) for layer, row in table.items()]
 
@@ -318,7 +333,8 @@ class Patch:
         lines += [f"  {'layer':{width}}    changed     share  largest"] if rows else []
         for layer, changed, size, largest in rows:
             share = changed / max(size, 1)
-            lines.append(f"  {layer:{width}} {changed:10,} {share:9.4%}  {largest:.3g}")
+            moved = "-" if largest is None else f"{largest:.3g}"
+            lines.append(f"  {layer:{width}} {changed:10,} {share:9.4%}  {moved}")
         return "\n".join(lines)
 
     def to_peft(self, folder: str | Path) -> None:
@@ -349,6 +365,8 @@ class Patch:
             target, nn.Module | MutableMapping
         ):
             raise TypeError(f"a {type(target).__name__} cannot be changed in place")
+        if isinstance(source, MemoryCheckpoint) and isinstance(target, nn.Module):
+            _check_memory(target, source, by_target_name(source, self.tensors))
         return source
 
     def _check_new(self, target: Any, source: Checkpoint) -> None:
@@ -455,13 +473,19 @@ def _check_size(
     given = [size for size in (keep, count, max_bytes, tolerance) if size is not None]
     if len(given) > 1:
         raise ValueError("give only one of keep, count, max_bytes and tolerance")
-    if keep is not None and not 0 < keep <= 1:
+    if keep is not None and (not _is_number(keep) or not 0 < keep <= 1):
         raise ValueError(f"keep must be above 0 and at most 1, got {keep!r}")
-    if count is not None and (type(count) is not int or count < 1):
+    if count is not None and (
+        not _is_number(count) or not isinstance(count, Integral) or count < 1
+    ):
         raise ValueError(f"count must be a whole number of at least 1, got {count!r}")
-    if tolerance is not None and not 0 <= tolerance < float("inf"):
+    if tolerance is not None and (not _is_number(tolerance) or not 0 <= tolerance < float("inf")):
         raise ValueError(f"tolerance must be finite and at least 0, got {tolerance!r}")
     return None if max_bytes is None else parse_bytes(max_bytes)
+
+
+def _is_number(size: Any) -> bool:
+    return isinstance(size, Real) and not isinstance(size, bool)
 
 
 def _most(keep: float | None, count: int | None, limit: int | None, weights: int) -> int:
@@ -470,7 +494,7 @@ def _most(keep: float | None, count: int | None, limit: int | None, weights: int
         return limit // 3  # a byte of index and one each of value and original, at least
     if keep is not None:
         return max(1, round(keep * weights))
-    return weights if count is None else count
+    return weights if count is None else int(count)
 
 
 def _whole_tensors(
@@ -487,6 +511,25 @@ def _whole_tensors(
             raise PatchError(f"{tuned.label}: tensor {name!r} contains NaN")
         found[name] = TensorPatch(tuned.infos[name], None, values, None, None, _NO_HASH)
     return found
+
+
+def _share_memory(base: Checkpoint, tuned: Checkpoint, names: Iterable[str]) -> bool:
+    if not (isinstance(base, MemoryCheckpoint) and isinstance(tuned, MemoryCheckpoint)):
+        return False
+    pairs = [(base.tensors[n], tuned.tensors[n]) for n in names if base.tensors[n].numel()]
+    return bool(pairs) and all(one.data_ptr() == other.data_ptr() for one, other in pairs)
+
+
+def _check_memory(model: nn.Module, state: MemoryCheckpoint, names: Iterable[str]) -> None:
+    """Refuse a model whose state_dict() is a copy: what is written there would be lost."""
+    own = {memory_of(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    for name in names:
+        tensor = state.tensors.get(name)
+        if tensor is not None and tensor.numel() and memory_of(tensor) not in own:
+            raise PatchError(
+                f"the model's state_dict() gives a copy of {name!r}: apply the patch to the state"
+                " dict and load that"
+            )
 
 
 def _write(
@@ -526,6 +569,12 @@ def _write(
 def _name_in(source: Checkpoint, name: str, patch: TensorPatch) -> str:
     """The name that a checkpoint has for a tensor."""
     return next((n for n in (name, *patch.tied) if n in source.infos), name)
+
+
+def _moved(values: Tensor, originals: Tensor) -> Tensor:
+    """How far each weight moved; 0 for an infinity that stays."""
+    moved = (values.double() - originals.double()).abs()
+    return moved.masked_fill(bits(values) == bits(originals), 0)
 
 
 def _places(tensor: Tensor, index: Tensor) -> tuple[Tensor, ...]:

@@ -11,11 +11,12 @@ import fnmatch
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import torch
 from torch import Tensor
 
-from mirrorhead.patches.checkpoints import Checkpoint, PatchError, bits
+from mirrorhead.patches.checkpoints import Checkpoint, PatchError, bits, wide
 
 #: Called with (bytes done, bytes in all).
 Progress = Callable[[int, int], None]
@@ -96,7 +97,7 @@ def changes_of(base: Checkpoint, tuned: Checkpoint, name: str) -> Iterator[Chang
     both = zip(base.pieces(name), tuned.pieces(name), strict=True)
     for (start, before), (_, after) in both:
         for checkpoint, piece in ((base, before), (tuned, after)):
-            if piece.is_floating_point() and bool(torch.isnan(_wide(piece)).any()):
+            if piece.is_floating_point() and bool(torch.isnan(wide(piece)).any()):
                 raise PatchError(f"{checkpoint.label}: tensor {name!r} contains NaN")
         local = (bits(before) != bits(after)).nonzero().flatten()
         old, new = before[local], after[local]
@@ -174,15 +175,10 @@ def parse_bytes(size: int | str) -> int:
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(size))
     if isinstance(size, bool) or found is None or found[2].lower() not in units:
         raise ValueError(f'max_bytes must be a number or a text such as "2 MB", got {size!r}')
-    number = int(float(found[1]) * units[found[2].lower()])
+    number = int(Fraction(found[1]) * units[found[2].lower()])
     if number < 1:
         raise ValueError(f"max_bytes must be at least 1, got {size!r}")
     return number
-
-
-def _wide(piece: Tensor) -> Tensor:
-    """8-bit floats as float32: torch compares them in no other way."""
-    return piece.float() if piece.element_size() == 1 else piece
 
 
 def _key(changes: Changes) -> Tensor:
