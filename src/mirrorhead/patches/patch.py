@@ -223,12 +223,16 @@ class Patch:
         report.finish()
 
     def verify(self, target: Source, *, progress: Progress | None = None) -> None:
-        """Check that a target is this patch's base with the patch applied, to the bit."""
+        """Check that each tensor that the patch touches has the bits that the patch gives."""
+        self.check_verifiable()
+        self._verify(target, lambda patch: patch.result, "the patched one", progress)
+
+    def check_verifiable(self) -> None:
+        """Raise PatchError if the patch does not know the hashes that `verify` compares with."""
         if any(patch.result is None for patch in self.tensors.values()):
             raise PatchError(
                 "the patch does not know the hashes of its result: it was merged without a base"
             )
-        self._verify(target, lambda patch: patch.result, "the patched one", progress)
 
     def verify_base(self, target: Source, *, progress: Progress | None = None) -> None:
         """Check that the tensors that the patch changes are the base's, to the bit."""
