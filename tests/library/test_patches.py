@@ -332,6 +332,20 @@ def everything(path: Path) -> State:
     return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
+def test_modules_of_sentence_transformers_keep_their_weights(tmp_path: Path) -> None:
+    base = small_state()
+    folder = sharded_folder(tmp_path / "base", base)
+    (folder / "modules.json").write_text('[{"path": ""}, {"path": "2_Dense"}]')
+    for place in ("2_Dense/model.safetensors", "onnx/model.onnx", ".git/objects/1"):
+        (folder / place).parent.mkdir(parents=True)
+        (folder / place).write_bytes(b"content")
+    index = folder / "model.safetensors.index.json"
+    index.write_text(index.read_text().replace('"metadata": {', '"metadata": null, "other": {'))
+    mh.Patch.between(base, tuned_from(base)).apply(folder, tmp_path / "out")
+    assert (tmp_path / "out" / "2_Dense" / "model.safetensors").read_bytes() == b"content"
+    assert not (tmp_path / "out" / "onnx").exists() and not (tmp_path / "out" / ".git").exists()
+
+
 def test_a_shards_index_names_new_tensors(tmp_path: Path) -> None:
     from mirrorhead.patches.checkpoints import FileCheckpoint, checkpoint_files
 

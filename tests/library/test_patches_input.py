@@ -172,6 +172,22 @@ class TestApply:
         patch.without("head").revert(state)
         assert state["w"].tolist() == [0, 0, 0]
 
+    @pytest.mark.parametrize("kind", ["views", "expanded"])
+    def test_tensors_that_overlap_in_memory(self, kind: str) -> None:
+        memory = torch.zeros(6)
+        target = {"a": memory[:4], "b": memory[2:]}
+        if kind == "expanded":
+            target = {"a": memory[:1].expand(4)}
+        tuned = {name: torch.tensor([0.0, 2.0, 3.0, 4.0]) for name in target}
+        patch = mh.Patch.between(copy_of(target), tuned, whole="*")
+        with pytest.raises((mh.PatchError, RuntimeError), match=r"overlap|single memory location"):
+            patch.apply(target)
+        assert not memory.any()
+        apart = {"a": memory[:3], "b": memory[3:]}  # one memory, but not one place
+        tuned = {"a": torch.ones(3), "b": torch.full((3,), 2.0)}
+        mh.Patch.between(copy_of(apart), tuned).apply(apart)
+        assert memory.tolist() == [1, 1, 1, 2, 2, 2]
+
     def test_twice(self, base: State, patch: mh.Patch) -> None:
         patch.apply(base)
         before = copy_of(base)

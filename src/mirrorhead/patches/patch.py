@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -562,12 +563,30 @@ def _write(
                 before = _picked(tensor, patch.index)
             done.append((tensor, patch, before))
             _put(tensor, patch.index, wanted)
+        _check_written(done, values)
     except BaseException:
-        for tensor, patch, before in done:
+        for tensor, patch, before in reversed(done):
             _put(tensor, patch.index, _known(before))
         for name in new:
             target.pop(name, None)
         raise
+
+
+def _check_written(
+    done: Sequence[tuple[Tensor, TensorPatch, Tensor | None]],
+    values: Callable[[TensorPatch], Tensor | None],
+) -> None:
+    """Refuse tensors that overlap in memory: what was written first may be overwritten."""
+    users = Counter(memory_of(tensor) for tensor, _, _ in done)
+    for tensor, patch, _ in done:
+        expanded = 0 in tensor.stride()
+        if expanded or users[memory_of(tensor)] > 1:
+            found = _picked(tensor, patch.index).cpu()
+            if not torch.equal(bits(found), bits(_known(values(patch)))):
+                raise PatchError(
+                    "the target's tensors overlap in memory and cannot all hold their values: copy"
+                    " them first"
+                )
 
 
 def _name_in(source: Checkpoint, name: str, patch: TensorPatch) -> str:
