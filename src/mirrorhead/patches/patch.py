@@ -94,7 +94,7 @@ class Patch:
         Args:
             base, tuned: models, state dicts, safetensors files or Hugging Face folders. Files
                 are read in pieces, so they may be larger than memory.
-            keep: share of the base's weights to change, in (0, 1].
+            keep: share to change of the base's weights that `whole` does not name, in (0, 1].
             count: number of weights to change.
             max_bytes: largest size of the file, such as "2 MB".
             tolerance: change every weight that moved by more than this.
