@@ -362,9 +362,11 @@ def perform(run: Run, texts: int | None = None, models: Path | None = None) -> d
 
 
 def _identical(base: dict[str, Tensor], tuned: dict[str, Tensor]) -> dict[str, float]:
-    """Share of the weights of changed tensors that keep their bits, in float32 and in bf16."""
+    """Share of the weights of changed matrices that keep their bits, in float32 and in bf16."""
     names = [n for n, t in base.items() if t.ndim == 2 and not torch.equal(t, tuned[n])]
-    total = max(1, sum(base[n].numel() for n in names))
+    if not names:  # BitFit: no matrix has changed
+        return {"F32": 1.0, "BF16": 1.0}
+    total = sum(base[n].numel() for n in names)
     same = sum(int((base[n] == tuned[n]).sum()) for n in names)
     half = sum(int((base[n].bfloat16() == tuned[n].bfloat16()).sum()) for n in names)
     return {"F32": same / total, "BF16": half / total}

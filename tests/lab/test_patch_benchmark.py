@@ -46,6 +46,18 @@ def test_every_method_gives_a_curve(bench: ModuleType) -> None:
         json.dumps(line)
 
 
+@pytest.mark.parametrize(("change", "share"), [(0.0, 1.0), (1e-3, 0.75), (1.0, 0.5)])
+def test_the_share_of_identical_weights(bench: ModuleType, change: float, share: float) -> None:
+    base = {"weight": torch.ones(2, 2), "frozen": torch.ones(2, 2), "bias": torch.ones(2)}
+    tuned = {name: tensor.clone() for name, tensor in base.items()}
+    tuned["bias"] += 1  # BitFit changes these alone, and no matrix
+    assert bench._identical(base, tuned) == {"F32": 1.0, "BF16": 1.0}
+    tuned["weight"][0, 0] += change
+    tuned["weight"][1, 1] += 1 if change == 1 else 0
+    found = bench._identical(base, tuned)
+    assert found["F32"] == share and found["BF16"] == (1.0 if change < 1 else share)
+
+
 @pytest.mark.slow
 def test_a_kept_model_is_the_trained_one(bench: ModuleType, tmp_path: Path) -> None:
     """DARE, LT-SFT and the final run of a tuning run's seed use models that were trained before."""

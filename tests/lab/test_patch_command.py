@@ -64,6 +64,11 @@ def test_merge(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("merge 3 9 --method ties --without head.* --base base -o both") == 0
     assert "head" not in capsys.readouterr().out.rpartition("Patch(")[2]
     assert run("apply base both -o patched --verify") == 0
+    # Without the base there are no hashes to verify with, and nothing is written.
+    assert run("merge 3 9 --without head.* -o unhashed") == 0
+    assert run("apply base unhashed -o other --verify") == 2
+    assert "it was merged without a base" in capsys.readouterr().err
+    assert not (files / "other").exists()
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import shutil
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
+import torch
+from safetensors.torch import load_file, save_file
 
 from mirrorhead._files import write_json
 from mirrorhead.lab.cli.main import main
@@ -144,10 +147,59 @@ def test_a_folder_that_is_not_this_run_is_left_alone(
 
 
 @pytest.mark.slow
+def test_other_texts_or_weights_under_the_same_names_are_another_run(
+    texts: Path, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "base"
+    shutil.copytree(base, own)
+    options = ["--epochs", "1", "--texts", "64"]
+    assert tune(texts, own, tmp_path / "run", *options) == 0
+    table = (tmp_path / "run" / "table.json").read_bytes()
+    weights = load_file(own / "model.safetensors")
+    save_file({name: 2 * tensor for name, tensor in weights.items()}, own / "model.safetensors")
+    capsys.readouterr()
+    assert tune(texts, own, tmp_path / "run", *options) == 2
+    assert "holds a run with another content of the base" in capsys.readouterr().err
+    texts.write_text(texts.read_text().replace("good", "bad"))
+    assert tune(texts, base, tmp_path / "run", *options) == 2
+    save_file(weights, own / "model.safetensors", {"format": "pt"})
+    assert tune(texts, own, tmp_path / "run", *options) == 2
+    assert "holds a run with another content of the data" in capsys.readouterr().err
+    assert (tmp_path / "run" / "table.json").read_bytes() == table
+
+
+@pytest.mark.slow
+def test_a_base_in_bf16(
+    texts: Path, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import AutoModel
+
+    half = tmp_path / "half"
+    shutil.copytree(base, half)
+    AutoModel.from_pretrained(half, dtype=torch.bfloat16).save_pretrained(half)
+    assert tune(texts, half, tmp_path / "run", "--epochs", "1", "--texts", "64") == 0
+    patch = str(tmp_path / "run" / "patch.safetensors")
+    for action, source, out in (("apply", half, "tuned"), ("revert", tmp_path / "tuned", "again")):
+        command = ["patch", action, str(source), patch, "-o", str(tmp_path / out), "--verify"]
+        assert main(command) == 0
+    files = [folder / "model.safetensors" for folder in (half, tmp_path / "again")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    # Before it trains, the command refuses a folder whose two files contradict each other.
+    config = json.loads((half / "config.json").read_text())
+    (half / "config.json").write_text(json.dumps(config | {"dtype": "float32"}))
+    capsys.readouterr()
+    assert tune(texts, half, tmp_path / "other") == 2
+    assert "by the dtype in config.json" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--p", "1"], "p must be above 1"),
+        (["--seed", "-1"], "seed must be at least 0"),
+        (["--max-length", "2"], "max_length must be above 2"),
         (["--reach", "0"], "reach must be above 0"),
         (["--keep", "0"], "--keep must be above 0"),
         (["--epochs", "0"], "epochs must be at least 1"),
@@ -163,6 +215,16 @@ def test_wrong_use_is_one_line(
     assert error.startswith("mirrorhead: ") and error.count("\n") == 1
     assert message in error
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_texts_with_more_tokens_than_the_base_has_positions(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [f"{'good ' * 40}{i},{i % 2}" for i in range(60)]
+    (tmp_path / "own.csv").write_text("\n".join(["text,label", *lines]))
+    assert tune(tmp_path / "own.csv", base, tmp_path / "run", "--max-length", "64") == 2
+    assert "--max-length must be at most 32" in capsys.readouterr().err
 
 
 class TestSentences:
@@ -201,6 +263,10 @@ class TestSentences:
             ("text,label\nfine,yes\ngood,yes\n", "has 1 classes"),
             ("", "has 0 classes"),
             ("text,label\nfine,yes\nbad,no\n", "too few for three sets"),
+            ("text,label\nfine, if long,yes\n", "line 2: more fields than the first line names"),
+            ('text,label\nfine,yes\n"bad,no\n', "after line 2: not CSV"),
+            ("text,label\na,1\nb,2\nc,3\nd,4\n", "has 4 classes for 4 texts"),
+            ("text,label\nfine, yes\nbad,yes\n", "has 1 classes"),
         ],
     )
     def test_own_files_that_cannot_be_used(
@@ -209,6 +275,30 @@ class TestSentences:
         (tmp_path / "own.csv").write_text(content)
         with pytest.raises(DataError, match=message):
             load_own_sentences(tmp_path / "own.csv")
+
+    def test_long_texts_odd_lines_and_any_language(self, tmp_path: Path) -> None:
+        texts = [
+            f"\u0445\u043e\u0440\u043e\u0448\u043e {chr(0x430 + i % 30) * (i + 1)}"
+            for i in range(99)
+        ]
+        texts += ["long " * 30_000, "one\u2028two"]
+        rows = [{"text": text, "label": i % 2} for i, text in enumerate(texts)]
+        lines = (json.dumps(row, ensure_ascii=False) for row in rows)
+        (tmp_path / "own.jsonl").write_text("\r\n".join(lines), encoding="utf-8")
+        with (tmp_path / "own.csv").open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, ["label", "text"])
+            writer.writeheader()
+            writer.writerows(rows)
+        one, two = (load_own_sentences(tmp_path / f"own.{kind}") for kind in ("jsonl", "csv"))
+        assert one.fingerprint() == two.fingerprint()
+        parts = (one.train, one.validation, one.test)
+        assert sorted(text for part in parts for text in part.texts) == sorted(texts)
+        assert min(map(len, parts)) >= 3
+
+    def test_half_a_character(self, tmp_path: Path) -> None:
+        (tmp_path / "own.jsonl").write_text(r'{"text": "a \ud800", "label": 1}')
+        with pytest.raises(DataError, match="line 1: the text holds half a character"):
+            load_own_sentences(tmp_path / "own.jsonl")
 
     def test_lines_that_are_not_json(self, tmp_path: Path) -> None:
         (tmp_path / "own.jsonl").write_text('{"text": "fine", "label": 1}\nno\n')

@@ -163,6 +163,45 @@ def test_a_center_of_the_caller_is_not_copied(cls: Any, options: dict[str, Any])
 
 
 @each_optimizer
+def test_the_models_own_state_dict_does_not_move_with_the_weights(
+    cls: Any, options: dict[str, Any]
+) -> None:
+    models = [nn.Linear(3, 2), nn.Linear(3, 2)]
+    models[1].load_state_dict(models[0].state_dict())
+    base = models[0].weight.detach().clone()
+    for model, center in zip(models, ("init", models[1].state_dict()), strict=True):
+        optimizer = cls(model.named_parameters(), center=center, **options)
+        for _ in range(3):
+            for param in model.parameters():
+                param.grad = torch.ones_like(param)
+            optimizer.step()
+        assert torch.equal(optimizer.state[model.weight]["center"], base)
+    assert torch.equal(models[0].weight, models[1].weight)
+
+
+@each_optimizer
+@pytest.mark.parametrize("start", [None, "init"])
+def test_a_center_that_is_set_in_a_group(
+    cls: Any, options: dict[str, Any], start: str | None
+) -> None:
+    param = nn.Parameter(torch.randn(20))
+    optimizer = cls([param], center=start, **options)
+    train(optimizer, random_gradients([(20,)], 2))
+    center = param.detach() + 0.1
+    optimizer.param_groups[0]["center"] = [center]
+    before = param.detach().clone()
+    if cls is MirrorAdam:
+        optimizer.state[param]["exp_avg"].zero_()
+    train(optimizer, [[torch.zeros(20)]])
+    assert torch.equal(optimizer.state[param]["center"], center)
+    torch.testing.assert_close(param.detach(), before, rtol=0, atol=1e-6)
+    assert optimizer.state_dict()["param_groups"][0]["center"] == "given"
+    optimizer.param_groups[0]["center"] = [torch.ones(3)]
+    with pytest.raises(ValueError, match=r"tensor of shape \(20,\), got \(3,\)"):
+        train(optimizer, [[torch.zeros(20)]])
+
+
+@each_optimizer
 @pytest.mark.parametrize("p", [1.1, 1.5])
 def test_edits_and_a_new_p(cls: Any, options: dict[str, Any], p: float) -> None:
     param = nn.Parameter(torch.randn(40))

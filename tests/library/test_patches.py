@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import mirrorhead as mh
+from mirrorhead.patches import file_format
 from mirrorhead.patches.file_format import decode_gaps, encode_gaps, positions
 from patch_cases import State, copy_of, same_bits, sharded_folder, small_state, tuned_from
 
@@ -106,6 +108,13 @@ def test_keep_is_a_share_of_the_weights() -> None:
     assert patch.density() == 0.01
 
 
+def test_numbers_of_numpy_and_sizes_without_end() -> None:
+    base = {"w": torch.zeros(20)}
+    tuned = {"w": torch.arange(20.0)}
+    assert mh.Patch.between(base, tuned, count=np.int64(3)).count == 3  # type: ignore[arg-type]
+    assert mh.Patch.between(base, tuned, max_bytes="9" * 400).count == 19
+
+
 @pytest.mark.parametrize("limit", [700, 1500, "4 kB", "1 MiB"])
 def test_max_bytes_is_kept_and_used(limit: int | str, tmp_path: Path) -> None:
     base = {"w": torch.zeros(3000)}
@@ -190,6 +199,68 @@ def test_tied_weights_that_a_file_stores_once_or_twice(tmp_path: Path) -> None:
             assert torch.equal(target_weight, weight)
 
 
+class TestTiedWeights:
+    """A model ties `head` to `embed`; copies of its state dict do not show that."""
+
+    def model(self) -> State:
+        weight = torch.randn(4, 3)
+        return {"embed": weight, "head": weight}
+
+    def test_a_copy_of_a_tied_model_counts_each_weight_once(self) -> None:
+        base = self.model()
+        after = base["embed"] + torch.randn(4, 3)
+        for tuned in (
+            {"embed": after, "head": after},
+            {"embed": after.clone(), "head": after.clone()},
+        ):
+            for start in (base, copy_of(base)):
+                if start is not base and tuned["embed"] is not tuned["head"]:
+                    continue  # nothing says that they are tied
+                patch = mh.Patch.between(start, tuned, count=3)
+                assert patch.count == 3
+                patch.apply(base)
+                assert int((base["embed"] == after).sum()) == 3
+                patch.revert(base)
+
+    def test_each_copy_in_the_target_is_patched(self, tmp_path: Path) -> None:
+        base = self.model()
+        after = base["embed"] + torch.randn(4, 3)
+        mh.Patch.between(base, {"embed": after, "head": after}).save(tmp_path / "p")
+        patch = mh.Patch.load(tmp_path / "p")
+        state = copy_of(base)
+        patch.apply(state)
+        assert torch.equal(state["embed"], after) and torch.equal(state["head"], after)
+        patch.verify(state)
+        state["head"][0, 0] += 1
+        with pytest.raises(mh.PatchError, match="'head' is not the patched one"):
+            patch.verify(state)
+        with pytest.raises(mh.PatchError, match="'head' does not hold"):
+            patch.revert(state)
+        state["head"][0, 0] = after[0, 0]
+        patch.revert(state)
+        assert same_bits(state, copy_of(base))
+
+    @pytest.mark.parametrize("name", ["embed", "head"])
+    def test_a_file_may_have_any_of_the_names(self, name: str, tmp_path: Path) -> None:
+        base = self.model()
+        after = base["embed"] + torch.randn(4, 3)
+        patch = mh.Patch.between(base, {"embed": after, "head": after})
+        save_file({name: base[name]}, tmp_path / "base")
+        patch.apply(tmp_path / "base", tmp_path / "out")
+        patch.verify(tmp_path / "out")
+        assert same_bits(load_file(tmp_path / "out"), {name: after})
+        patch.with_originals(tmp_path / "base")
+        mh.Patch.merge([patch, patch], "mean", base=tmp_path / "base").apply(base)
+        assert torch.equal(base["head"], after)
+
+    def test_merging_needs_them_tied_in_all_patches(self) -> None:
+        base = self.model()
+        one = mh.Patch.between(base, dict.fromkeys(base, base["embed"] + 1))
+        two = mh.Patch.between(base, {"embed": base["embed"] + 1, "head": base["head"] + 2})
+        with pytest.raises(mh.PatchError, match="are one tensor in one of the patches"):
+            mh.Patch.merge([one, two])
+
+
 def test_weights_that_fine_tuning_untied_are_refused_for_a_tied_model(tmp_path: Path) -> None:
     weight = torch.randn(4, 3)
     untied = {"embed": weight.clone(), "head": weight.clone()}
@@ -261,6 +332,20 @@ def everything(path: Path) -> State:
     return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
+def test_modules_of_sentence_transformers_keep_their_weights(tmp_path: Path) -> None:
+    base = small_state()
+    folder = sharded_folder(tmp_path / "base", base)
+    (folder / "modules.json").write_text('[{"path": ""}, {"path": "2_Dense"}]')
+    for place in ("2_Dense/model.safetensors", "onnx/model.onnx", ".git/objects/1"):
+        (folder / place).parent.mkdir(parents=True)
+        (folder / place).write_bytes(b"content")
+    index = folder / "model.safetensors.index.json"
+    index.write_text(index.read_text().replace('"metadata": {', '"metadata": null, "other": {'))
+    mh.Patch.between(base, tuned_from(base)).apply(folder, tmp_path / "out")
+    assert (tmp_path / "out" / "2_Dense" / "model.safetensors").read_bytes() == b"content"
+    assert not (tmp_path / "out" / "onnx").exists() and not (tmp_path / "out" / ".git").exists()
+
+
 def test_a_shards_index_names_new_tensors(tmp_path: Path) -> None:
     from mirrorhead.patches.checkpoints import FileCheckpoint, checkpoint_files
 
@@ -299,11 +384,33 @@ def test_repr_is_a_table_by_layer() -> None:
     ]  # fmt: skip
 
 
-@given(st.lists(st.integers(0, 2**62 - 2), unique=True, max_size=50))
-def test_positions_survive_the_file(numbers: list[int]) -> None:
-    index = torch.tensor(sorted(numbers), dtype=torch.int64)
-    gaps = decode_gaps(encode_gaps([index]))
-    assert torch.equal(positions(gaps, 2**62 - 1, "w"), index)
+def test_a_change_that_is_not_known_is_not_0(tmp_path: Path) -> None:
+    base = small_state()
+    patch = mh.Patch.between(base, tuned_from(base) | {"head": torch.ones(2)}, whole="head")
+    patch.save(tmp_path / "p", originals=False)
+    assert {row[3] for row in mh.Patch.load(tmp_path / "p").layers()} == {None}
+    assert [row[0] for row in patch.layers() if row[3] is None] == ["head"]
+    assert repr(patch).splitlines()[2].split() == ["head", "2", "100.0000%", "-"]
+
+
+def test_an_infinity_that_stays_is_no_change() -> None:
+    base = {"mask": torch.tensor([-torch.inf, 1.0, 2.0])}
+    patch = mh.Patch.between(base, {"mask": torch.tensor([-torch.inf, 1.0, 3.0])}, whole="mask")
+    assert patch.layers() == [("mask", 3, 3, 1.0)]
+    assert patch.largest() == [("mask", (2,), 2.0, 3.0)]
+
+
+@pytest.mark.parametrize("piece", [1 << 16, 9])
+def test_positions_survive_the_file(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_format, "_PIECE", piece)
+
+    @given(st.lists(st.integers(0, 2**62 - 2), unique=True, max_size=50))
+    def law(numbers: list[int]) -> None:
+        index = torch.tensor(sorted(numbers), dtype=torch.int64)
+        gaps = decode_gaps(encode_gaps([index]))
+        assert torch.equal(positions(gaps, 2**62 - 1, "w"), index)
+
+    law()
 
 
 class TestMerge:
@@ -352,6 +459,12 @@ class TestMerge:
         state = copy_of(base)
         merged.apply(state)
         assert torch.equal(state["w"], torch.cat([one["w"][:500], two["w"][500:]]))
+
+    def test_a_sum_that_overflows(self) -> None:
+        base = {"w": torch.full((2,), 60000.0).half()}
+        patch = mh.Patch.between(base, {"w": torch.full((2,), 65000.0).half()})
+        with pytest.raises(mh.PatchError, match=r"'w' add up to more than torch\.float16 can hold"):
+            mh.Patch.merge([patch, patch])
 
     def test_heads_of_tasks_must_be_left_out(self) -> None:
         base = small_state()

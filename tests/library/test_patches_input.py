@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import resource
 import struct
+import tracemalloc
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,6 +19,7 @@ from torch import nn
 
 import mirrorhead as mh
 from mirrorhead.patches import checkpoints
+from mirrorhead.patches.file_format import decode_gaps, positions
 from patch_cases import State, copy_of, same_bits, small_state, tuned_from
 
 
@@ -31,7 +34,7 @@ def patch(base: State) -> mh.Patch:
 
 
 class TestBetween:
-    @pytest.mark.parametrize("keep", [0, -0.1, 1.5, float("nan")])
+    @pytest.mark.parametrize("keep", [0, -0.1, 1.5, 1 + 2**-52, float("nan"), True, "0.1"])
     def test_keep(self, base: State, keep: float) -> None:
         with pytest.raises(ValueError, match=r"keep must be above 0 and at most 1"):
             mh.Patch.between(base, base, keep=keep)
@@ -40,10 +43,13 @@ class TestBetween:
         ("size", "words"),
         [
             ({"count": 0}, "count must be a whole number of at least 1"),
+            ({"count": True}, "count must be a whole number"),
+            ({"tolerance": True}, "tolerance must be finite and at least 0"),
             ({"count": 1.5}, "count must be a whole number"),
             ({"tolerance": -1.0}, "tolerance must be finite and at least 0"),
             ({"tolerance": float("nan")}, "tolerance must be finite"),
             ({"max_bytes": "2 furlongs"}, "max_bytes must be"),
+            ({"max_bytes": "9" * 400 + " furlongs"}, "max_bytes must be"),
             ({"max_bytes": 0}, "max_bytes must be at least 1"),
             ({"keep": 0.5, "count": 3}, "only one of"),
         ],
@@ -80,6 +86,19 @@ class TestBetween:
             mh.Patch.between(base, tuned)
         base["scale"].fill_(float("inf"))  # an infinity that stays is no change
         assert mh.Patch.between(base, tuned).count == 0
+
+    @pytest.mark.parametrize("size", [{}, {"keep": 0.1}])
+    def test_a_base_that_was_trained_too(self, size: dict[str, Any]) -> None:
+        model = nn.Linear(3, 2)
+        base = model.state_dict()  # not a copy
+        model.weight.data += 1
+        with pytest.raises(mh.PatchError, match="the same tensors in memory"):
+            mh.Patch.between(base, model, **size)
+        # A frozen encoder and a new head are in order.
+        state = base | {"head": torch.ones(2)}
+        assert mh.Patch.between(model, state, whole="head").count == 2
+        # Tensors without numbers have no memory to share.
+        assert mh.Patch.between({"w": torch.zeros(0)}, {"w": torch.zeros(0)}, **size).count == 0
 
     def test_things_that_are_no_checkpoint(self, base: State, tmp_path: Path) -> None:
         with pytest.raises(TypeError, match="tuned must be a model, a state dict, or the path"):
@@ -129,6 +148,45 @@ class TestApply:
         model.add_module("head", nn.Linear(3, 2, bias=False))
         patch.apply(model)
         assert torch.equal(model.get_parameter("head.weight"), head["head.weight"])
+
+    def test_a_model_whose_state_dict_is_a_copy(self) -> None:
+        class Copying(nn.Linear):
+            def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:
+                return copy_of(super().state_dict(*args, **options))
+
+        model = Copying(2, 2)
+        patch = mh.Patch.between(model, tuned_from(model.state_dict()))
+        with pytest.raises(mh.PatchError, match=r"state_dict\(\) gives a copy of 'bias'"):
+            patch.apply(model)
+
+    def test_revert_does_not_remove_a_head_that_was_trained_further(self, tmp_path: Path) -> None:
+        state = {"w": torch.zeros(3)}
+        patch = mh.Patch.between(state, {"w": torch.ones(3), "head": torch.ones(2)}, whole="head")
+        patch.apply(state)
+        state["head"] += 1
+        save_file(state, tmp_path / "patched")
+        for target, out in ((state, None), (tmp_path / "patched", tmp_path / "out")):
+            with pytest.raises(mh.PatchError, match="'head' does not hold the patch's values"):
+                patch.revert(target, out)
+        assert state["head"].tolist() == [2, 2] and state["w"].tolist() == [1, 1, 1]
+        patch.without("head").revert(state)
+        assert state["w"].tolist() == [0, 0, 0]
+
+    @pytest.mark.parametrize("kind", ["views", "expanded"])
+    def test_tensors_that_overlap_in_memory(self, kind: str) -> None:
+        memory = torch.zeros(6)
+        target = {"a": memory[:4], "b": memory[2:]}
+        if kind == "expanded":
+            target = {"a": memory[:1].expand(4)}
+        tuned = {name: torch.tensor([0.0, 2.0, 3.0, 4.0]) for name in target}
+        patch = mh.Patch.between(copy_of(target), tuned, whole="*")
+        with pytest.raises((mh.PatchError, RuntimeError), match=r"overlap|single memory location"):
+            patch.apply(target)
+        assert not memory.any()
+        apart = {"a": memory[:3], "b": memory[3:]}  # one memory, but not one place
+        tuned = {"a": torch.ones(3), "b": torch.full((3,), 2.0)}
+        mh.Patch.between(copy_of(apart), tuned).apply(apart)
+        assert memory.tolist() == [1, 1, 1, 2, 2, 2]
 
     def test_twice(self, base: State, patch: mh.Patch) -> None:
         patch.apply(base)
@@ -256,6 +314,9 @@ class TestHostileFiles:
         "twice": lambda c, t: c["tensors"].append(c["tensors"][0]),
         "bad hash": lambda c, t: c["tensors"][0].update(base="../../etc"),
         "new but sparse": lambda c, t: c["tensors"][0].update(base=None),
+        "tied to itself": lambda c, t: c["tensors"][0].update(tied=[c["tensors"][0]["name"]]),
+        "tied to a number": lambda c, t: c["tensors"][0].update(tied=[3]),
+        "tied to anything": lambda c, t: c["tensors"][0].update(tied=True),
         "no index": lambda c, t: t.pop("index"),
         "endless index": lambda c, t: t.update(index=torch.full((40,), 255, dtype=torch.uint8)),
         "unended index": lambda c, t: t.update(index=torch.tensor([128], dtype=torch.uint8)),
@@ -278,12 +339,34 @@ class TestHostileFiles:
         with pytest.raises(mh.PatchError, match=r"patch\.safetensors"):
             mh.Patch.load(file)
 
+    def test_positions_that_overflow(self) -> None:
+        gaps = np.full(4, 2**62 - 2)
+        with pytest.raises(Exception, match="a position in tensor 'w' is outside of it"):
+            positions(gaps, 2**62 - 1, "w")
+
+    def test_an_index_takes_little_more_memory_than_its_positions(self) -> None:
+        data = np.zeros(1 << 22, np.uint8)  # 4 M positions of 8 bytes
+        tracemalloc.start()
+        try:
+            decode_gaps(data)
+            assert tracemalloc.get_traced_memory()[1] < 12 * len(data)
+        finally:
+            tracemalloc.stop()
+
     def test_values_that_do_not_give_the_named_result(
         self, base: State, patch: mh.Patch, tmp_path: Path
     ) -> None:
         file = self.altered(patch, tmp_path, lambda c, t: t["values.F32"].mul_(2))
         before = copy_of(base)
         with pytest.raises(mh.PatchError, match="do not give the result"):
+            mh.Patch.load(file).apply(base)
+        assert same_bits(base, before)
+
+    def test_a_new_tensor_with_other_values(self, base: State, tmp_path: Path) -> None:
+        patch = mh.Patch.between(base, base | {"head": torch.ones(4).half()}, whole="head")
+        file = self.altered(patch, tmp_path, lambda c, t: t["values.F16"].mul_(2))
+        before = copy_of(base)
+        with pytest.raises(mh.PatchError, match="the values for 'head' are not those"):
             mh.Patch.load(file).apply(base)
         assert same_bits(base, before)
 

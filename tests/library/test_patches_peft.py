@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
@@ -57,5 +58,5 @@ def test_what_shira_cannot_hold(tmp_path: Path) -> None:
     with pytest.raises(mh.PatchError, match=r"linear layers' weights only: 'first.bias'"):
         mh.Patch.between(base, tuned).to_peft(tmp_path / "adapter")
     with pytest.raises(mh.PatchError, match="the patch is empty"):
-        mh.Patch.between(base, base).to_peft(tmp_path / "adapter")
+        mh.Patch.between(base, copy.deepcopy(base)).to_peft(tmp_path / "adapter")
     assert not list(tmp_path.iterdir())

@@ -274,7 +274,23 @@ class MirrorOptimizer(Optimizer):
         last = self._checked.get(id(group), ())
         if len(last) != len(values) or any(a is not b for a, b in zip(last, values, strict=True)):
             self.check_options(group)
-            self._checked[id(group)] = values
+            self._take_center(group)
+            self._checked[id(group)] = tuple(group[name] for name in self.defaults)
+
+    def _take_center(self, group: dict[str, Any]) -> None:
+        """Make a center that was set in a group, after it was added, that of the next step."""
+        if group["center"] is None:
+            return
+        if "reach" not in group:
+            group["reach"] = self._reach(group)
+        if self._is_given(group["center"]):
+            params = group["params"]
+            centers = matched_centers(group["center"], group.get("param_names", ()), params)
+            self._centers.update(zip(params, centers, strict=True))
+            for param in params:
+                for old in ("center", "scale", "dual"):
+                    self.state.get(param, {}).pop(old, None)
+            group["center"] = "given"
 
     def _check_shapes(self, group: dict[str, Any], param: Tensor) -> None:
         assert param.grad is not None

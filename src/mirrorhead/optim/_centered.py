@@ -136,7 +136,8 @@ def number(x: Tensor) -> float:
 def matched_centers(center: Any, names: Sequence[str], params: Sequence[Tensor]) -> list[Tensor]:
     """Return the tensor of `center` for each parameter, from a state dict or a list.
 
-    The tensors themselves are kept, not copies, unless dtype or device differ.
+    The tensors themselves are kept, not copies, unless dtype or device differ, or the tensor is
+    the parameter itself: a model's own state dict moves with the weights.
     """
     if hasattr(center, "keys"):
         if not names:
@@ -163,8 +164,16 @@ def matched_centers(center: Any, names: Sequence[str], params: Sequence[Tensor])
             )
         if has_values(local(tensor)) and not local(tensor).isfinite().all():
             raise ValueError(f"center of {label} has inf or NaN")
-        result.append(tensor.detach().to(dtype=param.dtype))
+        tensor = tensor.detach().to(dtype=param.dtype)
+        result.append(tensor.clone() if _shares_memory(tensor, param) else tensor)
     return result
+
+
+def _shares_memory(one: Tensor, other: Tensor) -> bool:
+    one, other = local(one), local(other)
+    if not (has_values(one) and has_values(other)) or one.device != other.device:
+        return False
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def like_param(center: Tensor, param: Tensor) -> Tensor:

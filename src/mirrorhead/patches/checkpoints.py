@@ -90,6 +90,12 @@ class Checkpoint:
         first = self.aliases.get(name, name)
         return {first, *(alias for alias, known in self.aliases.items() if known == first)}
 
+    def same(self, name: str, other: str) -> bool:
+        """Whether two names stand for one memory, or for the same bits."""
+        return other in self.tied(name) or (
+            self.infos[name] == self.infos[other] and digest(self, name) == digest(self, other)
+        )
+
     def pieces(self, name: str) -> Iterator[tuple[int, Tensor]]:
         """The tensor's numbers in order: (position of the first, flat tensor on the CPU)."""
         raise NotImplementedError
@@ -231,10 +237,20 @@ def read_metadata(path: Path) -> dict[str, str]:
         return dict(file.metadata() or {})
 
 
+def memory_of(tensor: Tensor) -> tuple[torch.device, int]:
+    """Which memory a tensor, or the tensor that it is a view of, lies in."""
+    return tensor.device, tensor.untyped_storage().data_ptr()
+
+
 def bits(tensor: Tensor) -> Tensor:
     """The same memory as integers or bytes, for comparisons that know -0 from 0."""
     views = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return tensor.view(views[tensor.element_size()])
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """8-bit floats as float32: torch compares them in no other way."""
+    return tensor.float() if tensor.element_size() == 1 else tensor
 
 
 def raw(tensor: Tensor) -> memoryview:

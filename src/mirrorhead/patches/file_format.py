@@ -26,10 +26,12 @@ from mirrorhead.patches.checkpoints import (
     PatchError,
     TensorInfo,
     read_metadata,
+    wide,
 )
 
 KEY = "mirrorhead.patch"
 VERSION = 1
+_PIECE = 1 << 16  # bytes of the index that are decoded at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +45,7 @@ class TensorPatch:
         originals: (count,), what stands there in the base; None if that is not known.
         base: SHA-256 of the base's tensor; None if the base has no such tensor.
         result: SHA-256 of the patched tensor; None if that is not known.
+        tied: other names of the same tensor. A checkpoint may have one of them, or a copy for each.
     """
 
     info: TensorInfo
@@ -51,6 +54,7 @@ class TensorPatch:
     originals: Tensor | None
     base: str | None
     result: str | None
+    tied: tuple[str, ...] = ()
 
     @property
     def added(self) -> bool:
@@ -76,6 +80,7 @@ def encode(tensors: dict[str, TensorPatch], weights: int, originals: bool) -> by
                 "base": patch.base,
                 "result": patch.result,
             }
+            | ({"tied": list(patch.tied)} if patch.tied else {})
         )
     content = {"version": VERSION, "weights": weights, "tensors": records}
     stored = {name: torch.cat(pieces) for name, pieces in parts.items()}
@@ -87,7 +92,7 @@ def encode(tensors: dict[str, TensorPatch], weights: int, originals: bool) -> by
 def decode(path: Path) -> tuple[dict[str, TensorPatch], int]:
     """A patch file's tensors, and the number of weights of the base.
 
-    Nothing in the file is trusted: what is allocated is at most some ten times its length.
+    Nothing in the file is trusted: what is allocated is at most some tens of times its length.
     """
     file = FileCheckpoint([path], str(path))
     try:
@@ -139,11 +144,15 @@ def _decoded(file: FileCheckpoint, content: Any) -> dict[str, TensorPatch]:
         old = base is not None and reversible
         originals = _take(left, f"originals.{info.dtype}", count) if old else None
         for part in (values, originals):
-            if part is not None and part.is_floating_point() and part.float().isnan().any():
+            if part is not None and part.is_floating_point() and wide(part).isnan().any():
                 raise _Malformed(f"tensor {name!r} contains NaN")
-        tensors[name] = TensorPatch(info, index, values, originals, base, result)
+        tied = tuple(_name(other, {}) for other in record.get("tied", []))
+        tensors[name] = TensorPatch(info, index, values, originals, base, result, tied)
     if taken != len(gaps) or any(len(data) for data in left.values()):
         raise _Malformed("it holds more numbers than its tensors need")
+    names = [*tensors, *(other for patch in tensors.values() for other in patch.tied)]
+    if len(set(names)) < len(names):
+        raise _Malformed("two of its tensors have the same name")
     return tensors
 
 
@@ -173,29 +182,38 @@ def encode_gaps(indices: Sequence[Tensor]) -> np.ndarray:
 
 def decode_gaps(data: np.ndarray) -> np.ndarray:
     """The numbers in LEB128 bytes, each below 2^63."""
-    last = np.flatnonzero(data < 0x80)
-    if len(data) and (not len(last) or last[-1] != len(data) - 1):
-        raise _Malformed("the index ends inside a number")
-    starts = np.concatenate([[0], last[:-1] + 1]) if len(last) else np.zeros(0, np.int64)
-    lengths = last - starts + 1
-    if lengths.max(initial=0) > 9:
-        raise _Malformed("the index holds a number above 2^63")
-    if np.any((lengths > 1) & (data[last] == 0)):
-        raise _Malformed("the index holds a number with needless bytes")
-    values = np.zeros(len(last), np.int64)
-    for k in range(int(lengths.max(initial=0))):
-        here = lengths > k
-        values[here] |= (data[starts[here] + k].astype(np.int64) & 0x7F) << (7 * k)
+    values = np.zeros(np.count_nonzero(data < 0x80), np.int64)
+    done = start = 0
+    while start < len(data):  # in pieces, since a byte of the index takes dozens while it is read
+        piece = data[start : start + _PIECE]
+        last = np.flatnonzero(piece < 0x80)
+        if not len(last):
+            raise _Malformed("the index ends inside a number, or holds one above 2^63")
+        starts = np.concatenate([[0], last[:-1] + 1])
+        lengths = last - starts + 1
+        if lengths.max() > 9:
+            raise _Malformed("the index holds a number above 2^63")
+        if np.any((lengths > 1) & (piece[last] == 0)):
+            raise _Malformed("the index holds a number with needless bytes")
+        numbers = values[done : done + len(last)]
+        for k in range(int(lengths.max())):
+            here = lengths > k
+            numbers[here] |= (piece[starts[here] + k].astype(np.int64) & 0x7F) << (7 * k)
+        done += len(last)
+        start += int(last[-1]) + 1
     return values
 
 
 def positions(gaps: np.ndarray, size: int, name: str) -> Tensor:
-    """Positions from gaps; each must be inside a tensor of `size` numbers."""
+    """Positions from gaps, in the gaps' memory; each must be inside a tensor of `size` numbers."""
     if np.any(gaps >= size):
         raise _Malformed(f"a position in tensor {name!r} is outside of it")
-    # Each gap is below 2^62 here, so a sum that overflows is seen as a step downwards.
-    index = np.cumsum(gaps + 1) - 1
-    if len(index) and (np.any(np.diff(index) <= 0) or index[-1] >= size):
+    # Each gap is below 2^62 here, so a sum that overflows is below the one before it. Their
+    # difference would overflow too, and be positive.
+    gaps += 1
+    index = np.cumsum(gaps, out=gaps)
+    index -= 1
+    if len(index) and (np.any(index[1:] <= index[:-1]) or index[-1] >= size):
         raise _Malformed(f"a position in tensor {name!r} is outside of it")
     return torch.from_numpy(index)
 

@@ -27,13 +27,19 @@ def merged(patches: Sequence[Patch], method: str) -> tuple[dict[str, TensorPatch
     if len({patch.weights for patch in patches}) > 1:
         sizes = ", ".join(f"{patch.weights:,}" for patch in patches)
         raise PatchError(f"the patches are of different bases: of {sizes} weights")
-    tensors = {}
+    tensors: dict[str, TensorPatch] = {}
     for name in sorted({name for patch in patches for name in patch.tensors}):
         parts = [patch.tensors[name] for patch in patches if name in patch.tensors]
         _check(name, parts)
-        new = parts[0] if parts[0].added else _merged_tensor(parts, method, len(patches))
+        new = parts[0] if parts[0].added else _merged_tensor(name, parts, method, len(patches))
+        tied = {other for part in parts for other in part.tied}
         if len(new.values):
-            tensors[name] = new
+            tensors[name] = replace(new, tied=tuple(sorted(tied)))
+    for name, patch in tensors.items():
+        if both := sorted(tensors.keys() & set(patch.tied)):
+            raise PatchError(
+                f"{name!r} and {both[0]!r} are one tensor in one of the patches, two in another"
+            )
     return tensors, patches[0].weights
 
 
@@ -53,7 +59,7 @@ def _check(name: str, parts: Sequence[TensorPatch]) -> None:
             )
 
 
-def _merged_tensor(parts: Sequence[TensorPatch], method: str, count: int) -> TensorPatch:
+def _merged_tensor(name: str, parts: Sequence[TensorPatch], method: str, count: int) -> TensorPatch:
     size = parts[0].info.size
     whole = any(part.index is None for part in parts)
     indices = [torch.arange(size) if part.index is None else part.index for part in parts]
@@ -76,6 +82,8 @@ def _merged_tensor(parts: Sequence[TensorPatch], method: str, count: int) -> Ten
     if method != "mean" or count == 1:
         values[alone] = exact[alone]
     values[present == 0] = originals[present == 0]
+    if bool((values.double().isfinite() < originals.double().isfinite()).any()):
+        raise PatchError(f"the changes of tensor {name!r} add up to more than {dtype} can hold")
     first = replace(parts[0], result=None)
     if whole:
         return replace(first, index=None, values=values, originals=originals)

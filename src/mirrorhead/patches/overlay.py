@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from mirrorhead._files import sha256_of
 from mirrorhead.patches.checkpoints import Checkpoint, PatchError, bits, raw
 from mirrorhead.patches.file_format import TensorPatch
 from mirrorhead.patches.selection import few
@@ -45,6 +46,22 @@ def digests(
     return plain.hexdigest(), changed.hexdigest()
 
 
+def by_target_name(
+    target: Checkpoint, tensors: Mapping[str, TensorPatch]
+) -> dict[str, TensorPatch]:
+    """The tensors by the names that the target has for them.
+
+    Where the target has a copy for each of several tied names, all of them get the patch. Where
+    they share memory there, one does.
+    """
+    found: dict[str, TensorPatch] = {}
+    for name, patch in tensors.items():
+        there = [other for other in (name, *patch.tied) if other in target.infos]
+        memories = {target.aliases.get(other, other): other for other in reversed(there)}
+        found |= dict.fromkeys(memories.values() or [name], patch)
+    return dict(sorted(found.items()))
+
+
 def check_applicable(
     target: Checkpoint, tensors: Mapping[str, TensorPatch], step: Callable[[int], None]
 ) -> None:
@@ -53,6 +70,8 @@ def check_applicable(
     problems = []
     for name, patch in tensors.items():
         if patch.added:
+            if patch.result not in (None, sha256_of(raw(patch.values))):
+                problems.append(f"the values for {name!r} are not those that the patch names")
             continue
         found, result = digests(target, name, patch.index, patch.values)
         if found == patch.base and patch.result not in (None, result):
@@ -73,15 +92,18 @@ def check_revertible(
     _check_shapes(target, tensors)
     problems = []
     for name, patch in tensors.items():
-        if patch.added:
+        if name not in target.infos:  # a new tensor, which is gone already
             continue
-        if patch.originals is None:
+        if patch.originals is None and not patch.added:
             raise PatchError(
                 "the patch was saved without the base's values; use with_originals(base)"
             )
         if not _holds(target, name, patch):
             problems.append(f"{name!r} does not hold the patch's values")
-        elif digests(target, name, patch.index, patch.originals)[1] != patch.base:
+        elif (
+            patch.originals is not None
+            and digests(target, name, patch.index, patch.originals)[1] != patch.base
+        ):
             problems.append(f"{name!r} was changed after it was patched, or has another base")
         step(target.infos[name].bytes)
     if problems:

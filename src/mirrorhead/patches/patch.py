@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,12 +22,20 @@ from mirrorhead.patches.checkpoints import (
     MemoryCheckpoint,
     PatchError,
     Source,
+    bits,
     check_room,
     digest,
+    memory_of,
     open_checkpoint,
 )
 from mirrorhead.patches.file_format import TensorPatch, decode, encode
-from mirrorhead.patches.overlay import check_applicable, check_revertible, digests, picked
+from mirrorhead.patches.overlay import (
+    by_target_name,
+    check_applicable,
+    check_revertible,
+    digests,
+    picked,
+)
 from mirrorhead.patches.selection import (
     Changes,
     Progress,
@@ -84,7 +94,7 @@ class Patch:
         Args:
             base, tuned: models, state dicts, safetensors files or Hugging Face folders. Files
                 are read in pieces, so they may be larger than memory.
-            keep: share of the base's weights to change, in (0, 1].
+            keep: share to change of the base's weights that `whole` does not name, in (0, 1].
             count: number of weights to change.
             max_bytes: largest size of the file, such as "2 MB".
             tolerance: change every weight that moved by more than this.
@@ -93,10 +103,15 @@ class Patch:
             progress: called with the bytes read so far and in all.
         """
         limit = _check_size(keep, count, max_bytes, tolerance)
+        given = any(size is not None for size in (keep, count, max_bytes, tolerance))
         patterns = (whole,) if isinstance(whole, str) else tuple(whole)
         old, new = open_checkpoint(base, "base"), open_checkpoint(tuned, "tuned")
         both, added = common_names(old, new, patterns)
-        sparse = [n for n in both if old.infos[n].floating and not matches(n, patterns)]
+        sparse = [
+            n
+            for n, tied in both.items()
+            if old.infos[n].floating and not any(matches(m, patterns) for m in (n, *tied))
+        ]
         passes = 2 if tolerance is not None else 4
         report = _Reading(progress, passes * sum(old.infos[n].bytes for n in sparse))
 
@@ -119,6 +134,13 @@ class Patch:
         }
         others = [name for name in both if name not in set(sparse)]
         tensors |= _whole_tensors(old, new, others, added)
+        for name in tensors.keys() & both.keys():
+            tensors[name] = replace(tensors[name], tied=both[name])
+        if (given or not tensors) and _share_memory(old, new, sparse):
+            raise PatchError(
+                "base and tuned are the same tensors in memory, so no change can be seen: copy the"
+                " base before training, as with copy.deepcopy(model.state_dict())"
+            )
         patch = cls(dict(sorted(tensors.items())), weights)
         if limit is not None:
             patch = patch._within(limit, found)
@@ -157,16 +179,17 @@ class Patch:
         and files; a model must have them already, with any values.
         """
         source = self._target(target, out)
+        tensors = by_target_name(source, self.tensors)
         report = _Reading(progress, self._bytes_of(source) * (2 if out else 1))
-        check_applicable(source, self.tensors, report.add)
+        check_applicable(source, tensors, report.add)
         self._check_new(target, source)
         if isinstance(source, FileCheckpoint):
             assert out is not None
-            values = {name: (patch.index, patch.values) for name, patch in self.tensors.items()}
-            new = {name: patch.info for name, patch in self.tensors.items() if patch.added}
+            values = {name: (patch.index, patch.values) for name, patch in tensors.items()}
+            new = {name: patch.info for name, patch in tensors.items() if patch.added}
             rewriting.rewrite(source, Path(str(target)), Path(out), values, new, (), report.add)
         else:
-            self._write(target, source, lambda patch: patch.values, undo=lambda p: p.originals)
+            _write(target, source, tensors, lambda p: p.values, undo=lambda p: p.originals)
         report.finish()
 
     def revert(
@@ -178,38 +201,43 @@ class Patch:
     ) -> None:
         """Restore the base, to the bit; PatchError if the target is not the patched base.
 
-        Tensors that the base does not have are removed from state dicts and files; a model
-        keeps them as they are. `out` is as in `apply`.
+        Tensors that the base does not have are removed from state dicts and files, if they hold
+        the patch's values; a model keeps them as they are. `out` is as in `apply`.
         """
         source = self._target(target, out)
+        tensors = by_target_name(source, self.tensors)
+        if isinstance(target, nn.Module):
+            tensors = {name: patch for name, patch in tensors.items() if not patch.added}
         report = _Reading(progress, self._bytes_of(source) * (2 if out else 1))
-        check_revertible(source, self.tensors, report.add)
-        old = {name: patch for name, patch in self.tensors.items() if not patch.added}
-        gone = tuple(name for name, patch in self.tensors.items() if patch.added)
+        check_revertible(source, tensors, report.add)
+        old = {name: patch for name, patch in tensors.items() if not patch.added}
+        gone = tuple(name for name, patch in tensors.items() if patch.added)
         if isinstance(source, FileCheckpoint):
             assert out is not None
             values = {name: (patch.index, _known(patch.originals)) for name, patch in old.items()}
             rewriting.rewrite(source, Path(str(target)), Path(out), values, {}, gone, report.add)
         else:
-            self._write(target, source, lambda patch: patch.originals, undo=lambda p: p.values)
+            _write(target, source, tensors, lambda p: p.originals, undo=lambda p: p.values)
             if isinstance(target, MutableMapping):
                 for name in gone:
                     target.pop(name, None)
         report.finish()
 
     def verify(self, target: Source, *, progress: Progress | None = None) -> None:
-        """Check that a target is this patch's base with the patch applied, to the bit."""
-        results = {name: patch.result for name, patch in self.tensors.items()}
-        if None in results.values():
+        """Check that each tensor that the patch touches has the bits that the patch gives."""
+        self.check_verifiable()
+        self._verify(target, lambda patch: patch.result, "the patched one", progress)
+
+    def check_verifiable(self) -> None:
+        """Raise PatchError if the patch does not know the hashes that `verify` compares with."""
+        if any(patch.result is None for patch in self.tensors.values()):
             raise PatchError(
                 "the patch does not know the hashes of its result: it was merged without a base"
             )
-        self._verify(target, results, "the patched one", progress)
 
     def verify_base(self, target: Source, *, progress: Progress | None = None) -> None:
         """Check that the tensors that the patch changes are the base's, to the bit."""
-        bases = {name: patch.base for name, patch in self.tensors.items() if not patch.added}
-        self._verify(target, bases, "the base's", progress)
+        self._verify(target, lambda patch: patch.base, "the base's", progress)
 
     @classmethod
     def merge(
@@ -235,7 +263,8 @@ class Patch:
         if base is None:
             return merged
         source = open_checkpoint(base, "base")
-        check_applicable(source, merged.tensors, lambda done: None)
+        tensors = by_target_name(source, merged.tensors)
+        check_applicable(source, tensors, lambda done: None)
         return merged._hashed(source, lambda name: None)
 
     def without(self, *patterns: str) -> Patch:
@@ -246,11 +275,12 @@ class Patch:
     def with_originals(self, base: Source) -> Patch:
         """Return the patch with the base's values, which `revert` and `merge` need."""
         source = open_checkpoint(base, "base")
-        check_applicable(source, self.tensors, lambda done: None)
+        check_applicable(source, by_target_name(source, self.tensors), lambda done: None)
         tensors = {}
         for name, patch in self.tensors.items():
             if not patch.added:
-                pieces = [picked(start, p, patch.index) for start, p in source.pieces(name)]
+                there = _name_in(source, name, patch)
+                pieces = [picked(start, p, patch.index) for start, p in source.pieces(there)]
                 patch = replace(patch, originals=torch.cat(pieces))
             tensors[name] = patch
         return replace(self, tensors=tensors)
@@ -276,8 +306,9 @@ class Patch:
         for name, patch in self.tensors.items():
             if patch.originals is None or not patch.info.floating:
                 continue
-            moved = (patch.values.double() - patch.originals.double()).abs()
-            for i in moved.topk(min(count, len(moved))).indices.tolist():
+            moved = _moved(patch.values, patch.originals)
+            changed = int((bits(patch.values) != bits(patch.originals)).sum())
+            for i in moved.topk(min(count, changed)).indices.tolist():
                 place = i if patch.index is None else int(patch.index[i])
                 where = torch.unravel_index(torch.tensor(place), patch.info.shape)
                 entry = (name, tuple(int(k) for k in where))
@@ -285,14 +316,17 @@ class Patch:
                 found.append((float(moved[i]), (*entry, *values)))
         return [entry for _, entry in sorted(found, key=lambda f: -f[0])[:count]]
 
-    def layers(self) -> list[tuple[str, int, int, float]]:
-        """By layer: name, changed weights, weights of the touched tensors, largest change."""
-        table: dict[str, tuple[int, int, float]] = {}
+    def layers(self) -> list[tuple[str, int, int, float | None]]:
+        """By layer: name, changed weights, weights of the touched tensors, largest change.
+
+        The largest change is None where the base's values are not known.
+        """
+        table: dict[str, tuple[int, int, float | None]] = {}
         for name, patch in self.tensors.items():
-            changed, size, largest = table.get(_layer(name), (0, 0, 0.0))
+            changed, size, largest = table.get(_layer(name), (0, 0, None))
             if patch.originals is not None and len(patch.values):
-                moved = (patch.values.double() - patch.originals.double()).abs()
-                largest = max(largest, float(moved.max()))
+                moved = float(_moved(patch.values, patch.originals).max())
+                largest = moved if largest is None else max(largest, moved)
             table[_layer(name)] = changed + len(patch.values), size + patch.info.size, largest
         return [(layer, *row) for layer, row in table.items()]
 
@@ -304,7 +338,8 @@ class Patch:
         lines += [f"  {'layer':{width}}    changed     share  largest"] if rows else []
         for layer, changed, size, largest in rows:
             share = changed / max(size, 1)
-            lines.append(f"  {layer:{width}} {changed:10,} {share:9.4%}  {largest:.3g}")
+            moved = "-" if largest is None else f"{largest:.3g}"
+            lines.append(f"  {layer:{width}} {changed:10,} {share:9.4%}  {moved}")
         return "\n".join(lines)
 
     def to_peft(self, folder: str | Path) -> None:
@@ -335,6 +370,8 @@ class Patch:
             target, nn.Module | MutableMapping
         ):
             raise TypeError(f"a {type(target).__name__} cannot be changed in place")
+        if isinstance(source, MemoryCheckpoint) and isinstance(target, nn.Module):
+            _check_memory(target, source, by_target_name(source, self.tensors))
         return source
 
     def _check_new(self, target: Any, source: Checkpoint) -> None:
@@ -348,52 +385,21 @@ class Patch:
     def _verify(
         self,
         target: Source,
-        hashes: Mapping[str, str | None],
+        wanted: Callable[[TensorPatch], str | None],
         what: str,
         progress: Progress | None,
     ) -> None:
         source = open_checkpoint(target, "target")
         report = _Reading(progress, self._bytes_of(source))
-        for name, wanted in hashes.items():
+        for name, patch in by_target_name(source, self.tensors).items():
+            if wanted(patch) is None:  # a new tensor, which the base does not have
+                continue
             if name not in source.infos:
                 raise PatchError(f"{source.label} has no tensor {name!r}")
-            if digest(source, name) != wanted:
+            if digest(source, name) != wanted(patch):
                 raise PatchError(f"{source.label}: tensor {name!r} is not {what}")
             report.add(source.infos[name].bytes)
         report.finish()
-
-    def _write(
-        self,
-        target: Any,
-        source: Checkpoint,
-        values: Callable[[TensorPatch], Tensor | None],
-        undo: Callable[[TensorPatch], Tensor | None],
-    ) -> None:
-        """Write values into tensors in memory; if anything fails, put the old ones back."""
-        assert isinstance(source, MemoryCheckpoint)
-        done: list[tuple[Tensor, TensorPatch, Tensor | None]] = []
-        new: list[str] = []
-        try:
-            for name, patch in self.tensors.items():
-                wanted = values(patch)
-                if wanted is None:
-                    continue
-                if name not in source.tensors:
-                    target[name] = wanted.reshape(patch.info.shape).clone()
-                    new.append(name)
-                    continue
-                tensor = source.tensors[name]
-                before = undo(patch)
-                if before is None:
-                    before = _picked(tensor, patch.index)
-                done.append((tensor, patch, before))
-                _put(tensor, patch.index, wanted)
-        except BaseException:
-            for tensor, patch, before in done:
-                _put(tensor, patch.index, _known(before))
-            for name in new:
-                del target[name]
-            raise
 
     def _within(self, limit: int, found: Mapping[str, Changes]) -> Patch:
         """The largest changes of these that make a file of at most `limit` bytes."""
@@ -438,14 +444,16 @@ class Patch:
                 memory = MemoryCheckpoint({name: patch.values}, "patch")
                 tensors[name] = replace(patch, result=digest(memory, name))
             else:
-                old, new = digests(base, name, patch.index, patch.values)
+                there = _name_in(base, name, patch)
+                old, new = digests(base, there, patch.index, patch.values)
                 tensors[name] = replace(patch, base=old, result=new)
             if name in base.infos:
                 step(name)
         return replace(self, tensors=tensors)
 
     def _bytes_of(self, source: Checkpoint) -> int:
-        return sum(source.infos[name].bytes for name in self.tensors if name in source.infos)
+        names = by_target_name(source, self.tensors)
+        return sum(source.infos[name].bytes for name in names if name in source.infos)
 
 
 class _Reading:
@@ -470,13 +478,19 @@ def _check_size(
     given = [size for size in (keep, count, max_bytes, tolerance) if size is not None]
     if len(given) > 1:
         raise ValueError("give only one of keep, count, max_bytes and tolerance")
-    if keep is not None and not 0 < keep <= 1:
+    if keep is not None and (not _is_number(keep) or not 0 < keep <= 1):
         raise ValueError(f"keep must be above 0 and at most 1, got {keep!r}")
-    if count is not None and (type(count) is not int or count < 1):
+    if count is not None and (
+        not _is_number(count) or not isinstance(count, Integral) or count < 1
+    ):
         raise ValueError(f"count must be a whole number of at least 1, got {count!r}")
-    if tolerance is not None and not 0 <= tolerance < float("inf"):
+    if tolerance is not None and (not _is_number(tolerance) or not 0 <= tolerance < float("inf")):
         raise ValueError(f"tolerance must be finite and at least 0, got {tolerance!r}")
     return None if max_bytes is None else parse_bytes(max_bytes)
+
+
+def _is_number(size: Any) -> bool:
+    return isinstance(size, Real) and not isinstance(size, bool)
 
 
 def _most(keep: float | None, count: int | None, limit: int | None, weights: int) -> int:
@@ -485,7 +499,7 @@ def _most(keep: float | None, count: int | None, limit: int | None, weights: int
         return limit // 3  # a byte of index and one each of value and original, at least
     if keep is not None:
         return max(1, round(keep * weights))
-    return weights if count is None else count
+    return weights if count is None else int(count)
 
 
 def _whole_tensors(
@@ -502,6 +516,88 @@ def _whole_tensors(
             raise PatchError(f"{tuned.label}: tensor {name!r} contains NaN")
         found[name] = TensorPatch(tuned.infos[name], None, values, None, None, _NO_HASH)
     return found
+
+
+def _share_memory(base: Checkpoint, tuned: Checkpoint, names: Iterable[str]) -> bool:
+    if not (isinstance(base, MemoryCheckpoint) and isinstance(tuned, MemoryCheckpoint)):
+        return False
+    pairs = [(base.tensors[n], tuned.tensors[n]) for n in names if base.tensors[n].numel()]
+    return bool(pairs) and all(one.data_ptr() == other.data_ptr() for one, other in pairs)
+
+
+def _check_memory(model: nn.Module, state: MemoryCheckpoint, names: Iterable[str]) -> None:
+    """Refuse a model whose state_dict() is a copy: what is written there would be lost."""
+    own = {memory_of(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    for name in names:
+        tensor = state.tensors.get(name)
+        if tensor is not None and tensor.numel() and memory_of(tensor) not in own:
+            raise PatchError(
+                f"the model's state_dict() gives a copy of {name!r}: apply the patch to the state"
+                " dict and load that"
+            )
+
+
+def _write(
+    target: Any,
+    source: Checkpoint,
+    tensors: Mapping[str, TensorPatch],
+    values: Callable[[TensorPatch], Tensor | None],
+    undo: Callable[[TensorPatch], Tensor | None],
+) -> None:
+    """Write values into tensors in memory; if anything fails, put the old ones back."""
+    assert isinstance(source, MemoryCheckpoint)
+    done: list[tuple[Tensor, TensorPatch, Tensor | None]] = []
+    new: list[str] = []
+    try:
+        for name, patch in tensors.items():
+            wanted = values(patch)
+            if wanted is None:
+                continue
+            if name not in source.tensors:
+                new.append(name)
+                target[name] = wanted.reshape(patch.info.shape).clone()
+                continue
+            tensor = source.tensors[name]
+            before = undo(patch)
+            if before is None:
+                before = _picked(tensor, patch.index)
+            done.append((tensor, patch, before))
+            _put(tensor, patch.index, wanted)
+        _check_written(done, values)
+    except BaseException:
+        for tensor, patch, before in reversed(done):
+            _put(tensor, patch.index, _known(before))
+        for name in new:
+            target.pop(name, None)
+        raise
+
+
+def _check_written(
+    done: Sequence[tuple[Tensor, TensorPatch, Tensor | None]],
+    values: Callable[[TensorPatch], Tensor | None],
+) -> None:
+    """Refuse tensors that overlap in memory: what was written first may be overwritten."""
+    users = Counter(memory_of(tensor) for tensor, _, _ in done)
+    for tensor, patch, _ in done:
+        expanded = 0 in tensor.stride()
+        if expanded or users[memory_of(tensor)] > 1:
+            found = _picked(tensor, patch.index).cpu()
+            if not torch.equal(bits(found), bits(_known(values(patch)))):
+                raise PatchError(
+                    "the target's tensors overlap in memory and cannot all hold their values: copy"
+                    " them first"
+                )
+
+
+def _name_in(source: Checkpoint, name: str, patch: TensorPatch) -> str:
+    """The name that a checkpoint has for a tensor."""
+    return next((n for n in (name, *patch.tied) if n in source.infos), name)
+
+
+def _moved(values: Tensor, originals: Tensor) -> Tensor:
+    """How far each weight moved; 0 for an infinity that stays."""
+    moved = (values.double() - originals.double()).abs()
+    return moved.masked_fill(bits(values) == bits(originals), 0)
 
 
 def _places(tensor: Tensor, index: Tensor) -> tuple[Tensor, ...]:

@@ -47,15 +47,19 @@ def rewrite(
         removed: tensors to leave out.
         step: called with the number of bytes of each replaced tensor.
     """
+    others = _others(path) if path.is_dir() else []
     needed = sum(info.bytes for info in [*source.infos.values(), *added.values()])
-    check_room(out.parent, needed)
+    check_room(out.parent, needed + sum(file.stat().st_size for file in others))
     last = source.files[-1]
     if path.is_file():
         with new_file(out) as file:
             _write_file(source, last, file, values, added, removed, step)
         return
     with new_folder(out, durable=True) as folder:
-        _copy_others(path, folder)
+        for file in others:
+            place = folder / file.relative_to(path)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, place)
         for part in source.files:
             new = added if part == last else {}
             with (folder / part.name).open("wb") as file:
@@ -65,11 +69,15 @@ def rewrite(
             places = {n: file for n, file in index["weight_map"].items() if n not in removed}
             places |= dict.fromkeys(added, last.name)
             index["weight_map"] = places
-            index.setdefault("metadata", {})["total_size"] = sum(
+            size = sum(
                 info.bytes
                 for name, info in {**source.infos, **added}.items()
                 if name not in removed
             )
+            metadata = index.get("metadata")
+            index["metadata"] = (metadata if isinstance(metadata, dict) else {}) | {
+                "total_size": size
+            }
             write_json(folder / INDEX_FILE, index)
 
 
@@ -97,10 +105,25 @@ def _write_file(
         file.write(raw(values[name][1]))
 
 
-def _copy_others(path: Path, folder: Path) -> None:
-    """Copy what is not weights: configuration, tokenizer, model card."""
-    for file in sorted(path.rglob("*")):
-        if file.is_file() and file.suffix not in _OTHER_WEIGHTS and file.name != INDEX_FILE:
-            place = folder / file.relative_to(path)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, place)
+def _others(path: Path) -> list[Path]:
+    """What is not weights of the model: configuration, tokenizer, model card.
+
+    The modules of a sentence-transformers model have folders with weights of their own.
+    """
+    modules = _module_folders(path)
+    return [
+        file
+        for file in sorted(path.rglob("*"))
+        if file.is_file()
+        and file.name != INDEX_FILE
+        and not any(part.startswith(".") for part in file.relative_to(path).parts[:-1])  # .git
+        and (file.suffix not in _OTHER_WEIGHTS or any(m in modules for m in file.parents))
+    ]
+
+
+def _module_folders(path: Path) -> set[Path]:
+    try:
+        modules = json.loads((path / "modules.json").read_text("utf-8"))
+        return {path / module["path"] for module in modules if module["path"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()

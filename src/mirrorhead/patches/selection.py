@@ -11,11 +11,12 @@ import fnmatch
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import torch
 from torch import Tensor
 
-from mirrorhead.patches.checkpoints import Checkpoint, PatchError, bits
+from mirrorhead.patches.checkpoints import Checkpoint, PatchError, bits, wide
 
 #: Called with (bytes done, bytes in all).
 Progress = Callable[[int, int], None]
@@ -49,8 +50,11 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
 
 def common_names(
     base: Checkpoint, tuned: Checkpoint, whole: Sequence[str]
-) -> tuple[list[str], list[str]]:
-    """Names that both have, and names that only `tuned` has and `whole` allows.
+) -> tuple[dict[str, tuple[str, ...]], list[str]]:
+    """Names that both have, each with its tied names; names that only `tuned` has.
+
+    The latter must fit `whole`. Tied tensors appear under one name, if they are equal in both
+    checkpoints: a copy of a state dict no longer shows that they are tied.
 
     Raises PatchError for missing or extra tensors and for other shapes or dtypes.
     """
@@ -64,11 +68,7 @@ def common_names(
         for name in extra
         if name not in added
     ]
-    both = [
-        name
-        for name in base.infos
-        if name in tuned.infos and not (name in base.aliases and name in tuned.aliases)
-    ]
+    both = [name for name in base.infos if name in tuned.infos]
     for name in both:
         if base.infos[name] != tuned.infos[name]:
             problems.append(
@@ -77,7 +77,13 @@ def common_names(
             )
     if problems:
         raise PatchError(few("the checkpoints do not fit: ", problems))
-    return both, added
+    kept: dict[str, set[str]] = {}
+    for name in sorted(both, key=lambda name: name in base.aliases or name in tuned.aliases):
+        names = base.tied(name) | tuned.tied(name)
+        known = (other for other in kept if other in names)
+        if not any(base.same(name, other) and tuned.same(name, other) for other in known):
+            kept[name] = names
+    return {name: tuple(sorted(names - kept.keys())) for name, names in kept.items()}, added
 
 
 def few(start: str, problems: Sequence[str]) -> str:
@@ -91,7 +97,7 @@ def changes_of(base: Checkpoint, tuned: Checkpoint, name: str) -> Iterator[Chang
     both = zip(base.pieces(name), tuned.pieces(name), strict=True)
     for (start, before), (_, after) in both:
         for checkpoint, piece in ((base, before), (tuned, after)):
-            if piece.is_floating_point() and bool(torch.isnan(_wide(piece)).any()):
+            if piece.is_floating_point() and bool(torch.isnan(wide(piece)).any()):
                 raise PatchError(f"{checkpoint.label}: tensor {name!r} contains NaN")
         local = (bits(before) != bits(after)).nonzero().flatten()
         old, new = before[local], after[local]
@@ -169,15 +175,10 @@ def parse_bytes(size: int | str) -> int:
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(size))
     if isinstance(size, bool) or found is None or found[2].lower() not in units:
         raise ValueError(f'max_bytes must be a number or a text such as "2 MB", got {size!r}')
-    number = int(float(found[1]) * units[found[2].lower()])
+    number = int(Fraction(found[1]) * units[found[2].lower()])
     if number < 1:
         raise ValueError(f"max_bytes must be at least 1, got {size!r}")
     return number
-
-
-def _wide(piece: Tensor) -> Tensor:
-    """8-bit floats as float32: torch compares them in no other way."""
-    return piece.float() if piece.element_size() == 1 else piece
 
 
 def _key(changes: Changes) -> Tensor:

@@ -17,6 +17,7 @@ from mirrorhead.lab.runtime.errors import UserError
 if TYPE_CHECKING:
     import mirrorhead as mh
 
+_VERIFIED = " (the tensors that the patch touches are verified to the bit)"
 _Out = Annotated[Path, arg(aliases=["-o"], metavar="PATH")]
 
 
@@ -74,7 +75,7 @@ class Apply:
     out: _Out
     """The file or folder to write."""
     verify: Flag = False
-    """Read the copy again and compare it with the hashes of the model the patch was made from."""
+    """Read the copy again and compare each tensor that the patch touches with its hash."""
     json: Json = False
 
     def run(self) -> int:
@@ -92,7 +93,7 @@ class Revert:
     out: _Out
     """The file or folder to write."""
     verify: Flag = False
-    """Read what was written and compare it with the hashes of the base."""
+    """Read what was written and compare each tensor that the patch touches with the base's hash."""
     json: Json = False
 
     def run(self) -> int:
@@ -197,6 +198,8 @@ def _write_copy(command: Apply | Revert, source: Path, reverting: bool) -> int:
         write, verify = (
             (patch.revert, patch.verify_base) if reverting else (patch.apply, patch.verify)
         )
+        if command.verify and not reverting:
+            patch.check_verifiable()  # before anything is written
         with _bar("reverting" if reverting else "applying") as progress:
             write(source, command.out, progress=progress)
         if command.verify:
@@ -206,7 +209,7 @@ def _write_copy(command: Apply | Revert, source: Path, reverting: bool) -> int:
     if command.json:
         _print_json({"out": str(command.out), "what": what, "verified": command.verify})
     else:
-        print(f"{what}: {command.out}{' (verified to the bit)' if command.verify else ''}")
+        print(f"{what}: {command.out}{_VERIFIED if command.verify else ''}")
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from mirrorhead.lab.datasets import Sentences
     from mirrorhead.lab.training.tuning import SizeRow
 
-SETTINGS, TABLE = "settings.json", "table.json"
+SETTINGS, TABLE, PATCH = "settings.json", "table.json", "patch.safetensors"
 
 
 @dataclass(frozen=True)
@@ -99,11 +100,21 @@ class Tune:
         base = self.base or default_encoder()
         about = {"task": task.name, "classes": list(task.classes), "base": str(base)}
         about |= {"keep": self.keep} | dataclasses.asdict(settings)
-        if _claimed(folder, about) and (folder / TABLE).exists():
+        # The same names can stand for other texts and weights, whose results are not these.
+        about |= {"content of the data": task.fingerprint(), "content of the base": _sha256(base)}
+        done = (folder / TABLE).exists() and (folder / PATCH).exists()
+        if _claimed(folder, about) and done:
             return self._show(folder, base)
         model = PretrainedClassifier(base, len(task.classes))
         weights = sum(matrix.numel() for matrix in model.train_matrices().values())
         sets = TuneSets.of(task, base, settings)
+        longest = max(part.longest() for part in (sets.train, sets.validation, sets.test))
+        positions = getattr(model.encoder.config, "max_position_embeddings", None)
+        if positions is not None and longest > positions:
+            raise UserError(
+                f"--max-length must be at most {positions}, the number of positions of {base},"
+                f" got {self.max_length}"
+            )
         write_json(folder / SETTINGS, about)
         steps = self.epochs * max(1, len(sets.train) // self.batch_size)
         with ProgressBars({task.name: steps}, "steps") as bars:
@@ -122,11 +133,11 @@ class Tune:
         rows = size_table(model, tuned, sets, weights, sorted({*SHARES, self.keep}, reverse=True))
         patch = patch_of(model, tuned, max(1, round(self.keep * weights)))
         chosen = next(row for row in rows if row.share == self.keep)
-        patch.save(folder / "patch.safetensors")
+        patch.save(folder / PATCH)
         content = {
             "weights": weights,
             "table": [dataclasses.asdict(row) for row in rows],
-            "patch": {"file": "patch.safetensors", **dataclasses.asdict(chosen)},
+            "patch": {"file": PATCH, **dataclasses.asdict(chosen)},
         }
         write_json(folder / TABLE, content)  # last: with it the run is finished
         for name in ("head", "encoder"):
@@ -147,8 +158,8 @@ class Tune:
         else:
             rows = from_plain(content.get("table"), list[SizeRow], str(folder / TABLE))
             _print_table(rows, self.keep)
-            print(f"patch: {folder / 'patch.safetensors'}")
-            print(f"apply: mirrorhead patch apply {base} {folder / 'patch.safetensors'} -o TUNED")
+            print(f"patch: {folder / PATCH}")
+            print(f"apply: mirrorhead patch apply {base} {folder / PATCH} -o TUNED")
         return 0
 
     def _task(self) -> Sentences:
@@ -164,6 +175,18 @@ class Tune:
                 f" {self.task!r}"
             )
         return load_sentences(self.task, self.data, download=self.download, partial=self.partial)
+
+
+def _sha256(base: Path) -> str:
+    """A hash of the files with a base's weights."""
+    from mirrorhead.patches.checkpoints import checkpoint_files
+
+    digest = hashlib.sha256()
+    for path in checkpoint_files(base):
+        with path.open("rb") as file:
+            while piece := file.read(1 << 20):
+                digest.update(piece)
+    return digest.hexdigest()[:16]
 
 
 def _claimed(folder: Path, about: dict[str, Any]) -> bool:

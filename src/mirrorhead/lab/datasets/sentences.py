@@ -10,12 +10,13 @@ import csv
 import hashlib
 import io
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from mirrorhead._files import sha256_of
 from mirrorhead.lab.datasets.sources import locate
 from mirrorhead.lab.datasets.splits import text_key
 from mirrorhead.lab.datasets.texts import read_text
@@ -50,6 +51,13 @@ class Sentences:
     train: LabelledTexts
     validation: LabelledTexts
     test: LabelledTexts
+
+    def fingerprint(self) -> str:
+        """A hash of the classes, texts and labels: a file that was edited has another."""
+        sets = [
+            [part.texts, part.labels.tolist()] for part in (self.train, self.validation, self.test)
+        ]
+        return sha256_of(json.dumps([self.classes, sets]).encode())[:16]
 
 
 @dataclass(frozen=True)
@@ -112,19 +120,27 @@ def load_own_sentences(path: Path) -> Sentences:
         content = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
-    rows = _json_rows(path, content) if path.suffix == ".jsonl" else _csv_rows(content)
+    rows = (_json_rows if path.suffix == ".jsonl" else _csv_rows)(path, content)
     texts, labels = [], []
     for number, row in rows:
         text, label = row.get("text"), row.get("label")
-        if not isinstance(text, str) or not text.strip() or label is None or label == "":
+        label = "" if label is None else str(label).strip()
+        if not isinstance(text, str) or not text.strip() or not label:
             raise DataError(f"{path}, line {number}: each line needs a text and a label")
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise DataError(f"{path}, line {number}: the text holds half a character (a surrogate)")
         texts.append(text)
-        labels.append(str(label))
+        labels.append(label)
     classes = tuple(sorted(set(labels)))
     if len(classes) < 2:
         raise DataError(f"{path} has {len(classes)} classes; at least 2 are needed")
+    if len(classes) > max(2, len(texts) // 2):
+        raise DataError(
+            f"{path} has {len(classes):,} classes for {len(texts):,} texts; labels must repeat"
+        )
     numbers = np.array([classes.index(label) for label in labels], dtype=np.int64)
-    return _split(path.stem, classes, LabelledTexts(tuple(texts), numbers), None, None)
+    found = LabelledTexts(tuple(texts), numbers)
+    return _split(path.stem, classes, found, None, None, _any_language)
 
 
 def _read_kim(path: Path, encoding: str, classes: int) -> LabelledTexts:
@@ -143,14 +159,27 @@ def _read_kim(path: Path, encoding: str, classes: int) -> LabelledTexts:
     return LabelledTexts(tuple(texts), np.array(labels, dtype=np.int64))
 
 
-def _csv_rows(content: str) -> Iterable[tuple[int, dict]]:
-    reader = csv.DictReader(io.StringIO(content))
-    for row in reader:
-        yield reader.line_num, row
+def _csv_rows(path: Path, content: str) -> list[tuple[int, dict]]:
+    reader = csv.DictReader(io.StringIO(content), strict=True)
+    limit = csv.field_size_limit(max(len(content), 1))  # a text may exceed the default
+    try:
+        rows = [(reader.line_num, row) for row in reader]
+    except csv.Error as error:
+        raise DataError(f"{path}, after line {reader.line_num}: not CSV: {error}") from error
+    finally:
+        csv.field_size_limit(limit)
+    for number, row in rows:
+        if None in row:  # what is left of a line when all columns are filled
+            raise DataError(
+                f"{path}, line {number}: more fields than the first line names; a text with a"
+                " comma needs quotes"
+            )
+    return rows
 
 
 def _json_rows(path: Path, content: str) -> Iterable[tuple[int, dict]]:
-    for number, line in enumerate(content.splitlines(), 1):
+    # Not splitlines: it also splits at characters that a JSON text may contain, such as U+2028.
+    for number, line in enumerate(content.split("\n"), 1):
         if line.strip():
             try:
                 row = json.loads(line)
@@ -159,16 +188,26 @@ def _json_rows(path: Path, content: str) -> Iterable[tuple[int, dict]]:
             yield number, row if isinstance(row, dict) else {}
 
 
+def _any_language(text: str) -> bytes:
+    """What copies of a text have in common, in any script: `text_key` knows a to z alone.
+
+    >>> _any_language("A fine film!") == text_key("A fine film!")
+    True
+    """
+    return ("".join(filter(str.isalnum, text.lower())) or text).encode()
+
+
 def _split(
     name: str,
     classes: tuple[str, ...],
     train: LabelledTexts,
     validation: LabelledTexts | None,
     test: LabelledTexts | None,
+    key: Callable[[str], bytes] = text_key,
 ) -> Sentences:
     """Fill in missing sets with a tenth of the training texts each, by a hash of the text."""
     # Copies of a text have the same key, and so the same number from 0 to 9.
-    keys = (hashlib.sha256(text_key(text)).digest() for text in train.texts)
+    keys = (hashlib.sha256(key(text)).digest() for text in train.texts)
     tenth = np.array([key[0] % 10 for key in keys], dtype=np.int64)
     keep = np.ones(len(train), dtype=bool)
     if validation is None:

@@ -53,10 +53,18 @@ class PretrainedClassifier(nn.Module):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
         self._file_names = _file_names(self.encoder, self.base)
+        own = self.encoder.state_dict()
+        for name, inner in self._file_names.items():
+            if own[inner].dtype != self.base[name].dtype:
+                raise PretrainedError(
+                    f"{folder}: tensor {name!r} is {self.base[name].dtype} in the file, but"
+                    f" {own[inner].dtype} by the dtype in config.json; correct the latter"
+                )
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         """ids, mask: (b, T) -> (b, classes)."""
         hidden = self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state  # (b, T, d)
+        hidden = hidden.to(self.head.weight.dtype)  # the head is float32, the base may be bf16
         weights = mask.to(hidden.dtype)[..., None]
         return self.head((hidden * weights).sum(1) / weights.sum(1))
 
@@ -94,6 +102,12 @@ class Tokens:
 
     def __init__(self, folder: Path, texts: Sequence[str], labels: Any, max_length: int) -> None:
         tokenizer = load_tokenizer(folder)
+        special = tokenizer.num_special_tokens_to_add()
+        if max_length <= special:
+            raise PretrainedError(
+                f"max_length must be above {special}, the number of tokens that {folder} adds to"
+                f" each text, got {max_length}"
+            )
         self.pad = int(tokenizer.pad_token_id or 0)
         encoded = tokenizer(list(texts), truncation=True, max_length=max_length)["input_ids"]
         self.rows = [torch.tensor(row) for row in encoded]
@@ -101,6 +115,10 @@ class Tokens:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def longest(self) -> int:
+        """Number of tokens of the longest text."""
+        return max(len(row) for row in self.rows)
 
     def batch(self, places: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
         """Token numbers, mask and labels of the texts at these places."""

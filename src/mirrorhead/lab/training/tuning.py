@@ -61,6 +61,8 @@ class TuneSettings:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.texts is not None and self.texts < 1:
             raise ValueError(f"texts must be at least 1, got {self.texts}")
+        if self.seed < 0:
+            raise ValueError(f"seed must be at least 0, got {self.seed}")
         if not 0 <= self.warmup < 1:
             raise ValueError(f"warmup must be at least 0 and less than 1, got {self.warmup}")
 
