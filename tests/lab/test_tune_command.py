@@ -44,6 +44,11 @@ def test_the_patch_gives_the_scored_model_and_the_base_back(
     assert result["patch"]["bytes"] == patch.stat().st_size
     command = ["patch", "apply", str(base), str(patch), "-o", str(tmp_path / "tuned"), "--verify"]
     assert main(command) == 0
+    # Another size needs no more training: all tuned weights are kept.
+    tuned, row = tmp_path / "run" / "tuned.safetensors", result["table"][1]
+    command = ["patch", "make", str(base), str(tuned), "--count", str(row["changed"])]
+    assert main([*command, "--whole", "head.*", "-o", str(tmp_path / "other")]) == 0
+    assert (tmp_path / "other").stat().st_size == row["bytes"]
     # The model in the written folder scores what the table says.
     state = load_file(tmp_path / "tuned" / "model.safetensors")
     model = PretrainedClassifier(base, 2)
@@ -65,7 +70,7 @@ def test_it_learns_and_prints_a_table(
     options = ["--p", "1.3", "--reach", "1", "--epochs", "15", "--batch-size", "16"]
     assert tune(texts, base, tmp_path / "run", *options, "--keep", "0.05") == 0
     printed = capsys.readouterr().out
-    assert "0.05 *" in printed and "patch:" in printed
+    assert "0.05 *" in printed and "patch:" in printed and "another size:" in printed
     table = json.loads((tmp_path / "run" / "table.json").read_text())["table"]
     assert table[0]["validation"] > 0.9
 

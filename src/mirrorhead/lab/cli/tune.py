@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from mirrorhead._files import remove_folder, write_json
+from mirrorhead._files import remove_folder, write_atomically, write_json
 from mirrorhead.lab.cli.options import DataFolder, Download, Json, Partial, RunFolder
 from mirrorhead.lab.runtime.errors import UserError
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from mirrorhead.lab.datasets import Sentences
     from mirrorhead.lab.training.tuning import SizeRow
 
-SETTINGS, TABLE, PATCH = "settings.json", "table.json", "patch.safetensors"
+SETTINGS, TABLE = "settings.json", "table.json"
+PATCH, TUNED = "patch.safetensors", "tuned.safetensors"
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,9 @@ class Tune:
     """Fine-tune a text classifier so that few weights change, and write them as a patch.
 
     The encoder's matrices are trained by mirror descent centred at the base's weights; a new
-    head is trained by AdamW. The table that is printed shows accuracy against the patch's size. A
-    run that was interrupted resumes after its last epoch, by the same command.
+    head is trained by AdamW. The table that is printed shows accuracy against the patch's size. The
+    run keeps all tuned weights too, so that `mirrorhead patch make` can write patches of other
+    sizes. A run that was interrupted resumes after its last epoch, by the same command.
     """
 
     task: Positional[str]
@@ -70,6 +72,8 @@ class Tune:
             raise UserError(str(error)) from error
 
     def _tune(self) -> int:
+        from safetensors.torch import save
+
         from mirrorhead.lab.models.pretrained import PretrainedClassifier, default_encoder
         from mirrorhead.lab.runtime.progress import ProgressBars
         from mirrorhead.lab.training.checkpoints import checkpoints
@@ -102,7 +106,7 @@ class Tune:
         about |= {"keep": self.keep} | dataclasses.asdict(settings)
         # The same names can stand for other texts and weights, whose results are not these.
         about |= {"content of the data": task.fingerprint(), "content of the base": _sha256(base)}
-        done = (folder / TABLE).exists() and (folder / PATCH).exists()
+        done = all((folder / name).exists() for name in (TABLE, PATCH, TUNED))
         if _claimed(folder, about) and done:
             return self._show(folder, base)
         model = PretrainedClassifier(base, len(task.classes))
@@ -134,6 +138,7 @@ class Tune:
         patch = patch_of(model, tuned, max(1, round(self.keep * weights)))
         chosen = next(row for row in rows if row.share == self.keep)
         patch.save(folder / PATCH)
+        write_atomically(folder / TUNED, save({n: t.contiguous() for n, t in tuned.items()}))
         content = {
             "weights": weights,
             "table": [dataclasses.asdict(row) for row in rows],
@@ -147,6 +152,7 @@ class Tune:
 
     def _show(self, folder: Path, base: Path) -> int:
         """Print the table of a finished run."""
+        from mirrorhead.lab.models.pretrained import HEAD
         from mirrorhead.lab.runtime.json_files import from_plain, read_json
         from mirrorhead.lab.training.tuning import SizeRow
 
@@ -160,6 +166,10 @@ class Tune:
             _print_table(rows, self.keep)
             print(f"patch: {folder / PATCH}")
             print(f"apply: mirrorhead patch apply {base} {folder / PATCH} -o TUNED")
+            print(
+                f"another size: mirrorhead patch make {base} {folder / TUNED} --count WEIGHTS"
+                f" --whole '{HEAD}' -o FILE"
+            )
         return 0
 
     def _task(self) -> Sentences:
