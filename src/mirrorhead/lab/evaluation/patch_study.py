@@ -24,6 +24,8 @@ SIZES = (0.1, 0.01, 0.003, 0.001, 0.0003, 0.0001)
 #: Where the claim is decided.
 SMALL = (0.001, 0.0003)
 OURS = "mirror"
+#: Settings were screened here, and its test data were read before the last ones were added.
+DEVELOPMENT = "trec"
 #: Each method was run on these; IMDb confirms the best three.
 SENTENCES = ("trec", "sst2", "subj", "cr")
 

@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from mirrorhead.lab.evaluation.patch_study import (
+    DEVELOPMENT,
     METHODS,
     OURS,
     SENTENCES,
@@ -38,6 +39,8 @@ RULE = (
     "For each task the claim holds if the mean test accuracy of centred MirrorAdam is above that of"
     " every other method whose whole curve comes from one training run, with 0.1 % and with 0.03 %"
     " of the weights changed, and Welch's 95 % interval of each difference lies entirely above 0."
+    " TREC has no verdict: it was the task of development, and its test data were read before the"
+    " last settings were added."
 )
 
 
@@ -58,10 +61,11 @@ def part(runs: Sequence[PatchRun]) -> Part:
         "All-MiniLM-L6-v2 (6 layers, 10.6 million weights in matrices) is fine-tuned for two epochs"
         " of 2,000 texts with at most 32 tokens (IMDb: 1,500 reviews, 128 tokens). Then only the"
         f" largest changes are kept. {len(runs)} runs.",
-        "three settings of each method, by mean validation accuracy at 0.1 % and 0.03 %",
+        "three settings of each method (proximal l1: five), by mean validation accuracy at 0.1 %"
+        " and 0.03 %",
         RULE,
         COMMAND,
-        tuple(judge_task(runs, task) for task in tasks),
+        tuple(judge_task(runs, task) for task in tasks if task != DEVELOPMENT),
         figures,
         (
             *_tables_over_tasks(runs),
