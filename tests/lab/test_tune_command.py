@@ -15,6 +15,7 @@ from mirrorhead._files import write_json
 from mirrorhead.lab.cli.main import main
 from mirrorhead.lab.datasets import DataError, load_own_sentences, load_sentences
 from mirrorhead.lab.models.pretrained import PretrainedClassifier, Tokens, accuracy
+from mirrorhead.lab.training.run_folder import locked_folder
 from tiny_bert import tiny_bert, toy_texts
 
 
@@ -149,6 +150,14 @@ def test_a_folder_that_is_not_this_run_is_left_alone(
     assert "holds a run with another task" in capsys.readouterr().err
     assert (own / "settings.json").read_text() == '{"p": 1.5}'
     assert sorted(path.name for path in own.iterdir()) == ["notes.txt", "settings.json"]
+
+
+def test_a_folder_in_use_is_refused(
+    texts: Path, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with locked_folder(tmp_path / "run"):
+        assert tune(texts, base, tmp_path / "run") == 2
+    assert "is in use by another process" in capsys.readouterr().err
 
 
 @pytest.mark.slow

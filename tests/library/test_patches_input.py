@@ -312,6 +312,7 @@ class TestHostileFiles:
         "unknown dtype": lambda c, t: c["tensors"][0].update(dtype="F31"),
         "wrong dtype": lambda c, t: c["tensors"][0].update(dtype="F64"),
         "twice": lambda c, t: c["tensors"].append(c["tensors"][0]),
+        "terminal codes": lambda c, t: c["tensors"][0].update(name="\x1b[2J"),
         "bad hash": lambda c, t: c["tensors"][0].update(base="../../etc"),
         "new but sparse": lambda c, t: c["tensors"][0].update(base=None),
         "tied to itself": lambda c, t: c["tensors"][0].update(tied=[c["tensors"][0]["name"]]),

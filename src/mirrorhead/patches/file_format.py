@@ -241,7 +241,8 @@ def _natural(value: Any, what: str) -> int:
 
 
 def _name(name: Any, tensors: dict[str, TensorPatch]) -> str:
-    if not isinstance(name, str) or name in tensors:
+    # Names are printed: one with an escape sequence could write anything to a terminal.
+    if not isinstance(name, str) or not name.isprintable() or name in tensors:
         raise _Malformed(f"{name!r} is not a name, or is there twice")
     return name
 

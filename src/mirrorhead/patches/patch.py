@@ -96,7 +96,7 @@ class Patch:
                 are read in pieces, so they may be larger than memory.
             keep: share to change of the base's weights that `whole` does not name, in (0, 1].
             count: number of weights to change.
-            max_bytes: largest size of the file, such as "2 MB".
+            max_bytes: largest size of the file, such as "2 MB", with the base's values in it.
             tolerance: change every weight that moved by more than this.
             whole: patterns of tensor names, such as "classifier.*" or "*.bias", that are stored
                 whole if they changed and are not counted. They may be new in `tuned`.

@@ -17,7 +17,8 @@ from mirrorhead.lab.runtime.errors import UserError
 
 if TYPE_CHECKING:
     from mirrorhead.lab.datasets import Sentences
-    from mirrorhead.lab.training.tuning import SizeRow
+    from mirrorhead.lab.models.pretrained import PretrainedClassifier
+    from mirrorhead.lab.training.tuning import SizeRow, TuneSets, TuneSettings
 
 SETTINGS, TABLE = "settings.json", "table.json"
 PATCH, TUNED = "patch.safetensors", "tuned.safetensors"
@@ -72,19 +73,9 @@ class Tune:
             raise UserError(str(error)) from error
 
     def _tune(self) -> int:
-        from safetensors.torch import save
-
         from mirrorhead.lab.models.pretrained import PretrainedClassifier, default_encoder
-        from mirrorhead.lab.runtime.progress import ProgressBars
-        from mirrorhead.lab.training.checkpoints import checkpoints
-        from mirrorhead.lab.training.tuning import (
-            SHARES,
-            TuneSets,
-            TuneSettings,
-            fine_tune,
-            patch_of,
-            size_table,
-        )
+        from mirrorhead.lab.training.run_folder import locked_folder
+        from mirrorhead.lab.training.tuning import TuneSets, TuneSettings
 
         settings = TuneSettings(
             p=self.p,
@@ -106,8 +97,7 @@ class Tune:
         about |= {"keep": self.keep} | dataclasses.asdict(settings)
         # The same names can stand for other texts and weights, whose results are not these.
         about |= {"content of the data": task.fingerprint(), "content of the base": _sha256(base)}
-        done = all((folder / name).exists() for name in (TABLE, PATCH, TUNED))
-        if _claimed(folder, about) and done:
+        if _finished(folder, about):
             return self._show(folder, base)
         model = PretrainedClassifier(base, len(task.classes))
         weights = sum(matrix.numel() for matrix in model.train_matrices().values())
@@ -119,14 +109,34 @@ class Tune:
                 f"--max-length must be at most {positions}, the number of positions of {base},"
                 f" got {self.max_length}"
             )
-        write_json(folder / SETTINGS, about)
+        with locked_folder(folder):
+            if not _finished(folder, about):  # another process may have been faster
+                write_json(folder / SETTINGS, about)
+                self._fine_tune(folder, model, sets, settings, weights)
+        return self._show(folder, base)
+
+    def _fine_tune(
+        self,
+        folder: Path,
+        model: PretrainedClassifier,
+        sets: TuneSets,
+        settings: TuneSettings,
+        weights: int,
+    ) -> None:
+        """Train, score patches of every size, and write all of it to the run's folder."""
+        from safetensors.torch import save
+
+        from mirrorhead.lab.runtime.progress import ProgressBars
+        from mirrorhead.lab.training.checkpoints import checkpoints
+        from mirrorhead.lab.training.tuning import SHARES, fine_tune, patch_of, size_table
+
         steps = self.epochs * max(1, len(sets.train) // self.batch_size)
-        with ProgressBars({task.name: steps}, "steps") as bars:
+        with ProgressBars({"tune": steps}, "steps") as bars:
             result = fine_tune(
                 model,
                 sets,
                 settings,
-                after_step=lambda factor: bars.advance(task.name),
+                after_step=lambda factor: bars.advance("tune"),
                 on_epoch=lambda epoch, loss, right: bars.say(
                     f"epoch {epoch}: loss {loss:.4f}, validation {right:.1%}"
                 ),
@@ -148,7 +158,6 @@ class Tune:
         for name in ("head", "encoder"):
             for checkpoint in checkpoints(folder / "checkpoints" / name):
                 remove_folder(checkpoint)
-        return self._show(folder, base)
 
     def _show(self, folder: Path, base: Path) -> int:
         """Print the table of a finished run."""
@@ -199,11 +208,12 @@ def _sha256(base: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _claimed(folder: Path, about: dict[str, Any]) -> bool:
-    """Whether the folder holds this run; refuse one that holds anything else."""
+def _finished(folder: Path, about: dict[str, Any]) -> bool:
+    """Whether the folder holds this run, finished; refuse one that holds anything else."""
     from mirrorhead.lab.runtime.json_files import read_json
+    from mirrorhead.lab.training.run_folder import LOCK
 
-    if not folder.exists() or not any(folder.iterdir()):
+    if not folder.exists() or {path.name for path in folder.iterdir()} <= {LOCK}:
         return False
     if not (folder / SETTINGS).exists():
         raise UserError(f"{folder} is not empty and holds no run: choose a new or empty folder")
@@ -214,7 +224,7 @@ def _claimed(folder: Path, about: dict[str, Any]) -> bool:
                 f"{folder} holds a run with another {key} ({there.get(key)!r}, not {value!r}):"
                 " give another --out"
             )
-    return True
+    return all((folder / name).exists() for name in (TABLE, PATCH, TUNED))
 
 
 def _print_table(rows: list[SizeRow], chosen: float) -> None:

@@ -101,6 +101,14 @@ def check_run_folder(folder: Path) -> dict[str, Any] | None:
 
 @contextmanager
 def locked_run(folder: Path, *, wait: bool = False) -> Iterator[None]:
+    """Make the folder of a run and hold its lock; see `locked_folder`."""
+    check_run_folder(folder)
+    with locked_folder(folder, wait=wait):
+        yield
+
+
+@contextmanager
+def locked_folder(folder: Path, *, wait: bool = False) -> Iterator[None]:
     """Make the folder and hold its lock, which ends with the process.
 
     Other machines see the lock if they share the file system and it has locks, as NFS does.
@@ -108,7 +116,6 @@ def locked_run(folder: Path, *, wait: bool = False) -> Iterator[None]:
     Args:
         wait: until another process releases it; else a BlockingIOError is raised.
     """
-    check_run_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / LOCK
     lock = FileLock(path, timeout=-1 if wait else 0, poll_interval=0.5)
