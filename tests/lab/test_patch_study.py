@@ -16,6 +16,7 @@ from mirrorhead.lab.evaluation.patch_study import (
     SIZES,
     SMALL,
     PatchRun,
+    best_setting,
     chosen,
     column,
     equals,
@@ -133,6 +134,7 @@ def test_means_are_over_tasks_that_are_all_there() -> None:
     untuned = [[cell.text for cell in row[1:]] for row in tables["patches-untuned"].rows]
     assert untuned[0] == ["lr 1", "89.0", "79.0", "69.0", "59.0", "74.0"]
     assert untuned[1][-1] == "73.0"
+    assert best_setting(runs, OURS) == {"lr": 1.0} and best_setting(runs, "soft") is None
 
 
 def write(file: Path, runs: list[PatchRun]) -> None:

@@ -135,6 +135,27 @@ def chosen(runs: Sequence[PatchRun], task: str, method: str, settings: int) -> P
     return max(found, key=lambda run: run.tuning_score) if len(found) >= settings else None
 
 
+def tuning_scores(
+    runs: Sequence[PatchRun], method: str
+) -> list[tuple[dict[str, float], list[float]]]:
+    """Each setting that was tried on all sets of sentences, with its validation score on each."""
+    tried = [run for run in runs if run.method == method and not run.final]
+    found = []
+    for k, run in enumerate(tried):
+        if any(other.setting == run.setting for other in tried[:k]):
+            continue
+        same = {r.task: r.tuning_score for r in tried if r.setting == run.setting}
+        if all(task in same for task in SENTENCES):
+            found.append((run.setting, [same[task] for task in SENTENCES]))
+    return found
+
+
+def best_setting(runs: Sequence[PatchRun], method: str) -> dict[str, float] | None:
+    """The setting with the best mean validation score over the sets of sentences."""
+    found = tuning_scores(runs, method)
+    return max(found, key=lambda one: fmean(one[1]))[0] if found else None
+
+
 def final_runs(runs: Sequence[PatchRun], task: str, method: str) -> list[PatchRun]:
     """The runs that were scored on test data with the chosen setting.
 

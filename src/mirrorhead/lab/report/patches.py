@@ -21,6 +21,7 @@ from mirrorhead.lab.evaluation.patch_study import (
     equals,
     final_runs,
     scores_on_test,
+    tuning_scores,
 )
 from mirrorhead.lab.plots import COLOURS, GREY, legend_below, panels
 from mirrorhead.lab.report.findings import Finding
@@ -235,24 +236,18 @@ def _tables_over_tasks(runs: Sequence[PatchRun]) -> list[Table]:
 
 def _untuned_rows(runs: Sequence[PatchRun], method: str) -> list[tuple[Cell, ...]]:
     """Validation accuracy of each setting that was tried on all sets of sentences."""
-    tried = {
-        (run.task, _setting(run)): 100 * run.tuning_score
-        for run in runs
-        if run.method == method and not run.final
-    }
-    rows = []
-    for setting in dict.fromkeys(setting for _, setting in tried):
-        scores = [tried.get((task, setting)) for task in SENTENCES]
-        known = [score for score in scores if score is not None]
-        if len(known) == len(SENTENCES):
-            title = word(METHODS[method].title)
-            numbers = [number(score, 1) for score in (*known, fmean(known))]
-            rows.append((title, word(setting), *numbers))
-    return rows
+    return [
+        (
+            word(METHODS[method].title),
+            word(_setting(setting)),
+            *(number(100 * score, 1) for score in (*scores, fmean(scores))),
+        )
+        for setting, scores in tuning_scores(runs, method)
+    ]
 
 
-def _setting(run: PatchRun) -> str:
-    return ", ".join(f"{key} {value:g}" for key, value in sorted(run.setting.items()))
+def _setting(setting: dict[str, float]) -> str:
+    return ", ".join(f"{key} {value:g}" for key, value in sorted(setting.items()))
 
 
 def _tuning_tables(runs: Sequence[PatchRun], tasks: Sequence[str]) -> list[Table]:
@@ -263,7 +258,7 @@ def _tuning_tables(runs: Sequence[PatchRun], tasks: Sequence[str]) -> list[Table
         rows = tuple(
             (
                 word(METHODS[r.method].title),
-                word(_setting(r)),
+                word(_setting(r.setting)),
                 number(100 * r.tuning_score, 1),
                 number(r.seconds, 0),
             )
