@@ -43,6 +43,34 @@ def checkpoints(draw: st.DrawFn, dtype: torch.dtype) -> tuple[State, State]:
     return base, tuned
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_drop_and_rescale(dtype: torch.dtype, tmp_path: Path) -> None:
+    """random=True takes a share of the changes, each divided by the share, and is still a patch."""
+    generator = torch.Generator().manual_seed(0)
+    base = {name: torch.randn(100, 100, generator=generator).to(dtype) for name in "ab"}
+    tuned = {name: (t.double() + 0.1 * (t.double() + 2)).to(dtype) for name, t in base.items()}
+    patch = mh.Patch.between(base, tuned, keep=0.05, random=True, seed=3)
+    assert 900 < patch.count < 1100  # 1,000 of 20,000; the standard deviation is 31
+    for name, one in patch.tensors.items():
+        assert one.index is not None
+        old, new = (state[name].flatten()[one.index].double() for state in (base, tuned))
+        assert same_bits({"x": one.values}, {"x": (old + (new - old) / 0.05).to(dtype)})
+    assert not torch.equal(patch.tensors["a"].index, patch.tensors["b"].index)  # pyright: ignore
+    save_file(base, tmp_path / "base")
+    save_file(tuned, tmp_path / "tuned")
+    again = mh.Patch.between(tmp_path / "base", tmp_path / "tuned", keep=0.05, random=True, seed=3)
+    state = copy_of(base)
+    for other in (again, patch):
+        other.apply(state)
+        other.verify(state)
+        other.revert(state)
+    assert same_bits(state, base) and again.tensors.keys() == patch.tensors.keys()
+    assert mh.Patch.between(base, tuned, keep=0.05, random=True).count != patch.count
+    whole = mh.Patch.between(base, tuned, keep=1.0, random=True)
+    whole.apply(state)
+    assert same_bits(state, tuned)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_random_patches_apply_and_revert_to_the_bit(

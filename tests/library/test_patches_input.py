@@ -58,6 +58,18 @@ class TestBetween:
         with pytest.raises(ValueError, match=words):
             mh.Patch.between(base, base, **size)
 
+    def test_random(self, base: State) -> None:
+        tuned = {name: t + 1 for name, t in base.items()}
+        sizes: list[dict[str, Any]] = [{}, {"count": 3}, {"tolerance": 0.1}, {"max_bytes": "1 MB"}]
+        for size in sizes:
+            with pytest.raises(ValueError, match="random=True needs keep"):
+                mh.Patch.between(base, tuned, random=True, **size)
+        with pytest.raises(ValueError, match="seed must be an integer from 0"):
+            mh.Patch.between(base, tuned, keep=0.1, random=True, seed=-1)
+        near, far = ({"w": torch.full((1000,), value).half()} for value in (0.0, 6e4))
+        with pytest.raises(mh.PatchError, match=r"divided by 0\.01, overflows"):
+            mh.Patch.between(near, far, keep=0.01, random=True)
+
     def test_a_header_that_is_larger_than_max_bytes(self, base: State) -> None:
         with pytest.raises(mh.PatchError, match="the header alone need"):
             mh.Patch.between(base, tuned_from(base), max_bytes=50)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from mirrorhead._checks import check_seed
 from mirrorhead._files import write_atomically
 from mirrorhead.patches import merging, rewriting
 from mirrorhead.patches.checkpoints import (
@@ -41,6 +42,7 @@ from mirrorhead.patches.selection import (
     Progress,
     changes_of,
     common_names,
+    drawn_changes,
     find_cut,
     kept_changes,
     matches,
@@ -86,6 +88,8 @@ class Patch:
         count: int | None = None,
         max_bytes: int | str | None = None,
         tolerance: float | None = None,
+        random: bool = False,
+        seed: int = 0,
         whole: str | Sequence[str] = (),
         progress: Progress | None = None,
     ) -> Patch:
@@ -98,11 +102,18 @@ class Patch:
             count: number of weights to change.
             max_bytes: largest size of the file, such as "2 MB", with the base's values in it.
             tolerance: change every weight that moved by more than this.
+            random: instead of the largest changes, take each with probability `keep` and divide it
+                by `keep`, so that the expected change is the whole one (DARE, Yu et al. 2024). For
+                models that were tuned by AdamW; see docs/patches.md for when it works.
+            seed: of that draw.
             whole: patterns of tensor names, such as "classifier.*" or "*.bias", that are stored
                 whole if they changed and are not counted. They may be new in `tuned`.
             progress: called with the bytes read so far and in all.
         """
         limit = _check_size(keep, count, max_bytes, tolerance)
+        check_seed(seed)
+        if random and keep is None:
+            raise ValueError("random=True needs keep, the share of the changes to take")
         given = any(size is not None for size in (keep, count, max_bytes, tolerance))
         patterns = (whole,) if isinstance(whole, str) else tuple(whole)
         old, new = open_checkpoint(base, "base"), open_checkpoint(tuned, "tuned")
@@ -112,7 +123,7 @@ class Patch:
             for n, tied in both.items()
             if old.infos[n].floating and not any(matches(m, patterns) for m in (n, *tied))
         ]
-        passes = 2 if tolerance is not None else 4
+        passes = 2 if random or tolerance is not None else 4
         report = _Reading(progress, passes * sum(old.infos[n].bytes for n in sparse))
 
         def step(name: str) -> None:
@@ -123,7 +134,9 @@ class Patch:
             for name, info in old.infos.items()
             if info.floating and name not in old.aliases
         )
-        if tolerance is not None:
+        if random and keep is not None:
+            found = drawn_changes(old, new, sparse, float(keep), seed, step)
+        elif tolerance is not None:
             found = kept_changes(old, new, sparse, float(tolerance), step)
         else:
             most = _most(keep, count, limit, sum(old.infos[n].size for n in sparse))

@@ -1,4 +1,4 @@
-"""Which changes between two checkpoints a patch keeps: the largest ones, of all tensors together.
+"""Which changes between two checkpoints a patch keeps: the largest of all, or some at random.
 
 The k-th largest change is found exactly without sorting or storing all changes: a float32 that
 is not negative is ordered like its 32 bits, so one pass over both checkpoints counts the upper 16
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -144,7 +145,7 @@ def kept_changes(
     ties = keep.ties if isinstance(keep, Cut) else 0
     found: dict[str, Changes] = {}
     for name in names:
-        pieces = []
+        pieces: list[Changes] = []
         for piece in changes_of(base, tuned, name):
             if isinstance(keep, Cut):
                 key = _key(piece)
@@ -158,10 +159,44 @@ def kept_changes(
             if bool(mask.any()):
                 pieces.append(piece.where(mask))
         if pieces:
-            parts = [(p.index, p.before, p.after, p.moved) for p in pieces]
-            found[name] = Changes(*(torch.cat(part) for part in zip(*parts, strict=True)))
+            found[name] = _joined(pieces)
         step(name)
     return found
+
+
+def drawn_changes(
+    base: Checkpoint,
+    tuned: Checkpoint,
+    names: Sequence[str],
+    share: float,
+    seed: int,
+    step: Callable[[str], None],
+) -> dict[str, Changes]:
+    """Each change with probability `share`, divided by it, by tensor: "drop and rescale"."""
+    found: dict[str, Changes] = {}
+    for name in names:
+        # A tensor's draw depends on its name alone, so that other tensors do not change it.
+        generator = torch.Generator().manual_seed((seed + zlib.crc32(name.encode())) % 2**63)
+        pieces: list[Changes] = []
+        for piece in changes_of(base, tuned, name):
+            drawn = torch.rand(len(piece.index), generator=generator, dtype=torch.float64) < share
+            some = piece.where(drawn)
+            before = some.before.double()
+            after = (before + (some.after.double() - before) / share).to(some.after.dtype)
+            if not bool(torch.isfinite(after.double()).all()):
+                raise PatchError(f"a change of {name!r}, divided by {share:g}, overflows")
+            moved = (after.double() - before).abs()
+            if len(some.index):
+                pieces.append(Changes(some.index, some.before, after, moved))
+        if pieces:
+            found[name] = _joined(pieces)
+        step(name)
+    return found
+
+
+def _joined(pieces: Sequence[Changes]) -> Changes:
+    parts = [(p.index, p.before, p.after, p.moved) for p in pieces]
+    return Changes(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
 
 def parse_bytes(size: int | str) -> int:

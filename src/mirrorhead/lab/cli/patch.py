@@ -23,7 +23,7 @@ _Out = Annotated[Path, arg(aliases=["-o"], metavar="PATH")]
 
 @dataclass(frozen=True)
 class Make:
-    """Write the largest changes between two checkpoints as a patch."""
+    """Write the largest changes between two checkpoints as a patch, or some at random."""
 
     base: Positional[Path]
     """The checkpoint before fine-tuning: a safetensors file or a Hugging Face folder."""
@@ -39,6 +39,10 @@ class Make:
     """Largest size of the patch, such as "2 MB"."""
     tolerance: Annotated[float | None, arg(metavar="CHANGE", help_behavior_hint="")] = None
     """Change every weight that moved by more than this."""
+    random: Flag = False
+    """Take changes at random, each divided by --keep (DARE), instead of the largest."""
+    seed: int = 0
+    """Of that draw."""
     whole: tuple[str, ...] = ()
     """Patterns of tensors to store whole, such as "classifier.*" "*.bias"; they may be new."""
     no_originals: Flag = False
@@ -57,6 +61,8 @@ class Make:
                 count=self.count,
                 max_bytes=self.max_bytes,
                 tolerance=self.tolerance,
+                random=self.random,
+                seed=self.seed,
                 whole=self.whole,
                 progress=progress,
             )
