@@ -41,7 +41,8 @@ class Tune:
     p: float = 1.1
     """Exponent of the norm, above 1. The nearer to 1, the fewer weights matter."""
     reach: Annotated[
-        float | None, arg(metavar="R", help_behavior_hint="(default: 0.5 up to p = 1.2, then less)")
+        float | None,
+        arg(metavar="R", help_behavior_hint="(default: 1.5 up to p = 1.18, then less)"),
     ] = None
     """How far a weight moves whose gradient never changes sign."""
     keep: float = 0.001

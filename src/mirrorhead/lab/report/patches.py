@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mirrorhead.lab.evaluation.patch_study import (
     DEVELOPMENT,
@@ -48,14 +48,18 @@ RULE = (
 def part(runs: Sequence[PatchRun]) -> Part:
     """Judge, draw and tabulate the study."""
     tasks = [task for task in TASKS if any(r.final and r.task == task for r in runs)]
-    figures = ()
+    figures = []
+    caption = (
+        "Test accuracy with only the largest changes kept: mean over seeds{}. The head is not"
+        " counted. Grey dots: LoRA and BitFit, whose sizes are fixed; crosses: masks chosen"
+        " beforehand, trained for each size. DARE falls below the picture."
+    )
+    if set(tasks) >= set(SENTENCES):
+        mean_ = caption.format(" and four tasks")
+        figures.append(PartFigure("patches-mean-figure", mean_, partial(draw_mean, runs)))
     if tasks:
-        caption = (
-            "Test accuracy with only the largest changes kept: mean over seeds. The head is not"
-            " counted. Grey dots: LoRA and BitFit, whose sizes are fixed; crosses: masks chosen"
-            " beforehand, trained for each size. DARE falls below the picture."
-        )
-        figures = (PartFigure("patches-figure", caption, partial(draw, runs, tasks)),)
+        each = caption.format("")
+        figures.append(PartFigure("patches-figure", each, partial(draw, runs, tasks)))
     return Part(
         "patches",
         "Patches: fine-tune and change few weights",
@@ -67,7 +71,7 @@ def part(runs: Sequence[PatchRun]) -> Part:
         RULE,
         COMMAND,
         tuple(judge_task(runs, task) for task in tasks if task != DEVELOPMENT),
-        figures,
+        tuple(figures),
         (
             *_tables_over_tasks(runs),
             *(accuracy_table(runs, task) for task in tasks),
@@ -139,33 +143,46 @@ def draw(runs: Sequence[PatchRun], tasks: Sequence[str]) -> Figure:
     figure, axes = panels(min(2, len(tasks)), rows, height=0.8 + 3 * rows)
     flat = list(getattr(axes, "flat", axes))
     for axis, task in zip(flat, tasks, strict=False):
-        for k, (name, method) in enumerate(METHODS.items()):
-            sizes = [size for size in SIZES if scores_on_test(runs, task, name, size)]
-            means = [100 * fmean(scores_on_test(runs, task, name, size)) for size in sizes]
-            color = COLOURS[k % len(COLOURS)] if method.sized else GREY
-            style = {"color": color, "label": method.title}
-            if not method.sized:
-                scores = scores_on_test(runs, task, name, None)
-                if scores:
-                    axis.plot(100 * _share(runs, task, name), 100 * fmean(scores), "o", **style)
-            elif method.per_size:
-                if sizes:
-                    axis.plot([100 * s for s in sizes], means, "x", **style)
-            else:
-                width = 2.6 if name == OURS else 1.3
-                axis.plot([100 * s for s in sizes], means, "-o", linewidth=width, **style)
-        axis.set(xscale="log", title=TASKS[task], xlabel="weights changed, %")
-        axis.set(ylabel="test accuracy, %", ylim=(_lowest(runs, task) - 2, None))
+        _draw_curves(axis, runs, [task])
+        axis.set(title=TASKS[task])
     for axis in flat[len(tasks) :]:
         axis.remove()
     legend_below(figure, flat[0], columns=3)
     return figure
 
 
-def _lowest(runs: Sequence[PatchRun], task: str) -> float:
-    """The lowest accuracy to show: that of AdamW's largest changes. DARE falls far below it."""
-    scores = [scores_on_test(runs, task, "adamw", size) for size in SIZES]
-    return min((100 * fmean(some) for some in scores if some), default=2.0)
+def draw_mean(runs: Sequence[PatchRun]) -> Figure:
+    """The same, the mean over the sets of sentences."""
+    figure, axes = panels(1, height=4.2)
+    _draw_curves(axes[0], runs, SENTENCES)
+    legend_below(figure, axes[0], columns=3)
+    return figure
+
+
+def _draw_curves(axis: Any, runs: Sequence[PatchRun], tasks: Sequence[str]) -> None:
+    for k, (name, method) in enumerate(METHODS.items()):
+        means = {size: _mean(runs, tasks, name, size) for size in (None, *SIZES)}
+        style = {"color": COLOURS[k % len(COLOURS)], "label": method.title}
+        known = {100 * size: y for size, y in means.items() if size is not None and y is not None}
+        if not method.sized and means[None] is not None:
+            style["color"] = GREY
+            axis.plot(100 * _share(runs, tasks[0], name), means[None], "o", **style)
+        elif method.per_size and known:
+            axis.plot(list(known), list(known.values()), "x", **style)
+        elif known:
+            width = 2.6 if name == OURS else 1.3
+            axis.plot(list(known), list(known.values()), "-o", linewidth=width, **style)
+    lowest = min((y for size in SIZES if (y := _mean(runs, tasks, "adamw", size))), default=2.0)
+    axis.set(xscale="log", xlabel="weights changed, %", ylabel="test accuracy, %")
+    axis.set(ylim=(lowest - 2, None))  # that of AdamW's largest changes; DARE falls far below it
+
+
+def _mean(
+    runs: Sequence[PatchRun], tasks: Sequence[str], method: str, size: float | None
+) -> float | None:
+    """Mean test accuracy in %, over seeds and then over tasks; None if one of them has no runs."""
+    scores = [scores_on_test(runs, task, method, size) for task in tasks]
+    return 100 * fmean(map(fmean, scores)) if all(scores) else None
 
 
 def _share(runs: Sequence[PatchRun], task: str, method: str) -> float:
@@ -212,9 +229,8 @@ def _tables_over_tasks(runs: Sequence[PatchRun]) -> list[Table]:
     for name, method in METHODS.items():
         cells = []
         for size in (None, *SIZES):
-            scores = [scores_on_test(runs, task, name, size) for task in SENTENCES]
-            mean_ = 100 * fmean(map(fmean, scores)) if all(scores) else None
-            cells.append(NOTHING if mean_ is None else number(mean_, 1))
+            value = _mean(runs, SENTENCES, name, size)
+            cells.append(NOTHING if value is None else number(value, 1))
         if any(cell is not NOTHING for cell in cells):
             rows.append((word(method.title), number(method.runs_of_a_curve, 0), *cells))
     if rows:

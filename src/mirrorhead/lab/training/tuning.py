@@ -68,15 +68,15 @@ class TuneSettings:
 
 
 def default_reach(p: float) -> float:
-    """A reach that suits p: 0.5 up to p = 1.2, then less.
+    """A reach that suits p: 1.5 up to p = 1.18, then less.
 
     A weight whose gradient is mostly noise has a mean direction of about 1/4 and moves by
     reach / 4^(1/(p-1)). That should stay near 0.001, as in a run of AdamW.
 
     >>> [round(default_reach(p), 3) for p in (1.05, 1.1, 1.3, 1.5, 2)]
-    [0.5, 0.5, 0.102, 0.016, 0.004]
+    [1.5, 1.5, 0.102, 0.016, 0.004]
     """
-    return min(0.5, 1e-3 * 4 ** (1 / (p - 1)))
+    return min(1.5, 1e-3 * 4 ** (1 / (p - 1)))
 
 
 @dataclass(frozen=True, eq=False)
