@@ -33,7 +33,7 @@ EXPONENTS = (1.05, 1.2, 1.5)
 FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0)
 LENGTHS = (100, 1000, 10_000)
 KEPT = 0.001
-TEXTS, BATCH, TOKENS = 2000, 16, 16
+TEXTS, BATCH, TOKENS = 2000, 8, 16
 
 
 class LastBlock(nn.Module):
