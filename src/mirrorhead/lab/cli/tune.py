@@ -38,7 +38,7 @@ class Tune:
     """sst2, trec, subj, cr, or a file of one's own: .csv or .jsonl with "text" and "label"."""
     base: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None
     """The pretrained encoder, a Hugging Face folder (default: all-MiniLM-L6-v2)."""
-    p: float = 1.1
+    p: float = 1.03
     """Exponent of the norm, above 1. The nearer to 1, the fewer weights matter."""
     reach: Annotated[
         float | None,

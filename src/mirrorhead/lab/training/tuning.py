@@ -39,7 +39,7 @@ class TuneSettings:
         seed: of the order of the texts and of the draw.
     """
 
-    p: float = 1.1
+    p: float = 1.03
     reach: float | None = None
     texts: int | None = 2000
     epochs: int = 2
