@@ -760,6 +760,21 @@ def test_a_resized_parameter_is_refused(how: How, cls: Optimizers) -> None:
     assert torch.equal(other, before[1])
 
 
+@pytest.mark.parametrize("how", [{}, {"foreach": True}, {"foreach": False}], ids=str)
+@pytest.mark.parametrize("p", [1.5, 2.0, 3.0])
+@each_optimizer
+def test_a_gradient_of_another_shape_is_refused(how: How, p: float, cls: Optimizers) -> None:
+    """The C library would read beyond its end, or take the wrong entries."""
+    param, other = parameter(6, 4), parameter(3)
+    optimizer = cls([param, other], lr=0.1, p=p, **how)
+    for kept in (param.data[:, :3].clone(), torch.ones(6, 4000)):
+        param.data = kept.clone()
+        before = other.detach().clone()
+        with pytest.raises(RuntimeError, match=r"another shape than its gradient, \(6, 4\)"):
+            optimizer.step()
+        assert torch.equal(param, kept) and torch.equal(other, before) and not optimizer.state
+
+
 @each_optimizer
 @pytest.mark.parametrize(
     ("option", "value", "message"),

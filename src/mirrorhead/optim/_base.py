@@ -300,6 +300,12 @@ class MirrorOptimizer(Optimizer):
                 " which mirror descent does not support: use dense gradients"
                 " (for nn.Embedding, sparse=False)"
             )
+        if param.grad.shape != param.shape:
+            raise RuntimeError(
+                f"{self._name(group, param)} has another shape than its gradient,"
+                f" {tuple(param.grad.shape)}: it was resized after the backward pass. Call"
+                " zero_grad and compute the gradient again; nothing has moved"
+            )
         for name, value in self.state.get(param, {}).items():
             if name in self._tensor_state and value.shape != param.shape:
                 raise RuntimeError(
