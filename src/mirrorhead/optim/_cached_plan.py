@@ -149,12 +149,15 @@ class CachedPlan:
             or [g.dtype for g in grads] != self.grad_dtypes
             or [g.shape for g in grads] != self.tensors.shapes[: len(grads)]
             or False in [g.is_contiguous() for g in grads]
+            or set(map(type, grads)) != {Tensor}  # this and the next two are a quick `in_memory`
+            or True in [g.is_neg() for g in grads]
+            or 0 in (addresses := [g.data_ptr() for g in grads])
         ):
             return False
         step, (beta1, beta2) = group["step"] + 1, self.betas
         count = self.count + 1
         self.grads = grads
-        self.table[:, Column.GRAD] = [grad.data_ptr() for grad in grads]
+        self.table[:, Column.GRAD] = addresses
         self.doubles[:, Column.LR] = rate * self.scales / (1 - beta1**count)
         self.doubles[:, Column.DECAY] = rate * group["weight_decay"]
         self.doubles[:, Column.DITHER] = dither_of(step)

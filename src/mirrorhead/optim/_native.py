@@ -23,7 +23,7 @@ from torch import Tensor
 
 from mirrorhead import native
 from mirrorhead.optim._formula import Hyper, Method, Storage, UpdateRule
-from mirrorhead.optim._param_state import ParamState, random_bits
+from mirrorhead.optim._param_state import ParamState, in_memory, random_bits
 from mirrorhead.potentials import inverse_exponent, snap
 
 BLOCK_BYTES = 4096
@@ -58,7 +58,12 @@ class Checksums:
 
 def serves(weight: Tensor) -> bool:
     """Return whether step.c moves this tensor: on a CPU, if the C library was built."""
-    return weight.device.type == "cpu" and weight.dtype in _DTYPES and _function("step") is not None
+    return (
+        weight.device.type == "cpu"
+        and weight.dtype in _DTYPES
+        and in_memory(weight)
+        and _function("step") is not None
+    )
 
 
 def takes_sgd(weight: Tensor) -> bool:

@@ -17,6 +17,9 @@ from mirrorhead.optim._formula import Hyper, UpdateRule, accumulate, direction, 
 if TYPE_CHECKING:
     from mirrorhead.optim._native import Checksums
 
+_Key = torch._C.DispatchKey
+_ELSEWHERE = (_Key.Python, _Key.Negative, _Key.ZeroTensor)
+
 
 @dataclass(frozen=True)
 class ParamState:
@@ -114,6 +117,16 @@ def random_bits(weight: Tensor, seed: int) -> Tensor:
 def has_values(x: Tensor) -> bool:
     """Return False for meta and fake tensors, which have a shape and no numbers."""
     return x.device.type != "meta" and not isinstance(x, FakeTensor)
+
+
+def in_memory(x: Tensor) -> bool:
+    """Return whether the numbers of x lie at its address, for C to read.
+
+    They do not where a subclass holds other tensors, or where torch has not negated or filled in
+    the numbers yet.
+    """
+    keys = torch._C._dispatch_keys(x)
+    return not any(keys.has(key) for key in _ELSEWHERE)
 
 
 def waits(x: Tensor) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypeGuard
 import torch
 from torch import Tensor
 
-from mirrorhead.optim._param_state import has_values, waits
+from mirrorhead.optim._param_state import has_values, in_memory, waits
 from mirrorhead.potentials import power
 
 if TYPE_CHECKING:
@@ -40,7 +40,10 @@ def local_gradient(param: Tensor) -> Tensor:
     assert grad is not None
     if is_sharded(param) and is_sharded(grad):
         grad = grad.redistribute(placements=param.placements)
-    return local(grad)
+    weight, grad = local(param), local(grad)
+    if in_memory(weight) and not in_memory(grad):
+        grad = torch.empty_like(weight, dtype=grad.dtype).copy_(grad)
+    return grad
 
 
 def reduce_shards(
