@@ -30,6 +30,12 @@ def set_option(name: str, value: Any) -> Change:
     return lambda optimizer, _: group_of(optimizer).__setitem__(name, value)
 
 
+def change_beta(optimizer: Any, _: list[Tensor]) -> None:
+    """In place, in a list."""
+    if "betas" in group_of(optimizer):
+        group_of(optimizer)["betas"][0] *= 0.7
+
+
 def edit_weights(_: Any, params: list[Tensor]) -> None:
     params[0].data[1] += 0.5
 
@@ -138,7 +144,7 @@ CHANGES |= {
 }
 CHANGES |= {f.__name__: f for f in (spoil_gradient, change_dtype, reload, replace_state)}
 CHANGES |= {f.__name__: f for f in (edit_state, move_state, delete_state, delete_all_state)}
-CHANGES |= {f.__name__: f for f in (reorder, add_group)}
+CHANGES |= {f.__name__: f for f in (reorder, add_group, change_beta)}
 ODD_GRADIENTS = {f.__name__: f for f in (negate_gradient, empty_gradient, wrap_gradient)}
 CHANGES |= ODD_GRADIENTS
 
@@ -157,11 +163,12 @@ def test_whatever_changes_the_step_is_that_of_a_fresh_plan(
     generator = torch.Generator().manual_seed(seed)
     options: dict[str, Any] = {"lr": 0.01, "p": p, "error_if_nonfinite": False}
     options |= {"momentum": 0.9} if momentum and cls is MirrorDescent else {}
+    options |= {"betas": [0.9, 0.99]} if cls is MirrorAdam else {}
     start = [torch.randn(s, generator=generator) for s in SHAPES]
     runs = []
     for _ in range(2):
         params = [nn.Parameter(w.clone()) for w in start]
-        runs.append((params, cls(params, **options)))
+        runs.append((params, cls(params, **copy.deepcopy(options))))
     for change in ["nothing", *changes, "nothing"]:
         for _ in range(2):  # the second step may use the plan that the first one kept
             gradients = [torch.randn(s, generator=generator) for s in SHAPES]

@@ -776,6 +776,31 @@ def test_a_gradient_of_another_shape_is_refused(how: How, p: float, cls: Optimiz
 
 
 @each_optimizer
+def test_options_set_in_mid_run_may_be_numbers_of_numpy(cls: Optimizers) -> None:
+    params = [nn.Parameter(torch.full((5,), 0.5)) for _ in range(2)]
+    for number, param in zip((np.float64, float), params, strict=True):
+        optimizer = cls([param], lr=0.1, p=1.1)
+        for p in (1.53125, 2.0, 3.03125):
+            optimizer.param_groups[0].update(p=number(p), lr=number(0.1), weight_decay=number(0.1))
+            for _ in range(2):
+                param.grad = torch.ones(5)
+                optimizer.step()
+    assert torch.equal(*params)
+
+
+def test_a_beta_set_in_mid_run_in_a_list_is_checked_and_used() -> None:
+    param = parameter(5)
+    optimizer = MirrorAdam([param], lr=0.1, betas=[0.9, 0.999])  # pyright: ignore[reportArgumentType]
+    steps(optimizer, 3)
+    optimizer.param_groups[0]["betas"][0] = 1.5
+    with pytest.raises(ValueError, match=r"betas\[0\] must be"):
+        steps(optimizer, 1)
+    optimizer.param_groups[0]["betas"][0] = 0.0
+    steps(optimizer, 1)
+    assert param.grad is not None and torch.equal(optimizer.state[param]["exp_avg"], param.grad)
+
+
+@each_optimizer
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [

@@ -79,7 +79,7 @@ class CachedPlan:
         self.counters = _Tensors(counters)
         self.counts = [counter.detach().numpy() for counter in counters]
         self.count = count
-        self.betas = group.get("betas", (0.0, 0.0))
+        self.betas = tuple(group.get("betas", (0.0, 0.0)))
         self.scales = np.array(scales)  # of u: lr is multiplied by them
         self.least_scale = min(scales)
         self.rows = bytearray(packed_rows(states, [None] * len(states)))
@@ -181,8 +181,9 @@ class CachedPlan:
 
 
 def _fixed_options(group: dict[str, Any]) -> list[Any]:
-    """Return the options that a plan depends on, but for lr."""
-    return [x for name, x in group.items() if name not in ("params", "param_names", "lr", "step")]
+    """Return the options that a plan depends on, but for lr; each beta, as a list can change."""
+    others = ("params", "param_names", "lr", "step")
+    return [*(x for name, x in group.items() if name not in others), *group.get("betas", ())]
 
 
 def _kept(plan: StepPlan, param: Tensor, state: ParamState) -> bool:
