@@ -100,7 +100,7 @@ def replace_state(optimizer: Any, params: list[Tensor]) -> None:
 
 def edit_state(optimizer: Any, params: list[Tensor]) -> None:
     for name, value in optimizer.state[params[3]].items():
-        if name in ("rms", "step", "exp_avg", "momentum_buffer"):
+        if name in ("rms", "step", "exp_avg", "momentum_buffer", "dual"):
             value.mul_(3)
 
 

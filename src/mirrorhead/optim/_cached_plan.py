@@ -23,6 +23,7 @@ from mirrorhead.optim._sharded import is_sharded
 from mirrorhead.optim._step import Implementation, StepPlan, dither_of
 
 _NUMBERS = ("step", "rms")  # of the state, of one element
+_VERSIONED = (*_NUMBERS, "dual", "wide")  # state that a step notices edits of
 
 
 class _Tensors:
@@ -72,8 +73,8 @@ class CachedPlan:
         self.tensors = _Tensors(
             [*params, *[entry[name] for entry, name in self.names if name not in _NUMBERS]]
         )
-        self.numbers = [entry[name] for entry, name in self.names if name in _NUMBERS]
-        self.versions = [x._version for x in self.numbers]
+        self.versioned = [entry[name] for entry, name in self.names if name in _VERSIONED]
+        self.versions = [x._version for x in self.versioned]
         # The step counts, all equal, as arrays: to write them one by one is quicker in numpy.
         counters = [entry["step"] for entry in self.entries if "step" in entry]
         self.counters = _Tensors(counters)
@@ -113,6 +114,7 @@ class CachedPlan:
             or len(counts) > 1
             or any(waits(state[param]["step"]) for param in params if "step" in state[param])
             or any(one.rule != states[0].rule for one in states)
+            or any(x.is_inference() for param in params for x in state[param].values())
             or not all(_kept(plan, param, one) for param, one in zip(params, states, strict=True))
         ):
             return None
@@ -136,7 +138,7 @@ class CachedPlan:
             or any(map(is_not, map(checksums.get, params), self.checksums))
             or sum(map(len, self.entries)) != len(self.names)
             or any(map(is_not, [entry.get(name) for entry, name in self.names], self.values))
-            or [x._version for x in self.numbers] != self.versions
+            or [x._version for x in self.versioned] != self.versions
             or not self.tensors.unchanged()
             or not self.counters.unchanged()
             or 0 < rate * self.least_scale < torch.finfo(self.rule.wide).tiny

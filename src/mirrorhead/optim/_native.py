@@ -49,7 +49,7 @@ class Column:
 
 
 class Checksums:
-    """The hashes of one weight's blocks, and for which rule and numbers they hold."""
+    """The hashes of one weight's blocks, and for which rule, numbers and state they hold."""
 
     def __init__(self) -> None:
         self.sums: Tensor | None = None
@@ -174,8 +174,11 @@ def _prepared(checksums: Checksums, state: ParamState, scale: float | None) -> t
     """Return the address of the hashes, and whether they hold for this state."""
     size = state.weight.numel() * state.weight.element_size()
     blocks = -(-size // BLOCK_BYTES)
-    rule = state.rule
-    written_for = (rule.p, rule.storage, state.hyper.knee, state.weight.dtype, blocks, scale)
+    rule, stored = state.rule, state.stored
+    assert stored is not None
+    version = None if stored.is_inference() else stored._version  # torch counts edits of it
+    numbers = (rule.p, rule.storage, state.hyper.knee, state.weight.dtype, blocks, scale)
+    written_for = (*numbers, stored.data_ptr(), version)
     valid = checksums.written_for == written_for
     if checksums.sums is None or checksums.sums.numel() != blocks:
         checksums.sums = torch.empty(blocks, dtype=torch.int64, device="cpu")
