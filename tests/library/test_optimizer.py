@@ -1036,6 +1036,41 @@ def test_functional_forms(how: How) -> None:
     assert count == 1
 
 
+@pytest.mark.parametrize(
+    ("grad", "u", "m", "message"),
+    [
+        (torch.ones(3), torch.ones(8), None, r"shape of their weight, \(8,\), got \(3,\)"),
+        (torch.ones(8), torch.ones(8, 1), None, r"shape of their weight, \(8,\), got \(8, 1\)"),
+        (torch.ones(8), torch.ones(8), torch.zeros(2), r"got \(2,\)"),
+        (torch.ones(8), torch.ones(8).double(), None, "torch.float32, got torch.float64"),
+        (torch.ones(8), torch.ones(8), None, "momentum needs a buffer"),
+    ],
+)
+def test_functional_forms_refuse_tensors_that_do_not_fit(
+    grad: Tensor, u: Tensor, m: Tensor | None, message: str
+) -> None:
+    """The C library would write beyond their end."""
+    w = torch.ones(8)
+    momentum = 0.9 if m is not None or message.startswith("momentum") else 0.0
+    with pytest.raises(ValueError, match=message):
+        mirror_descent([w], [grad], [u], [m], lr=0.1, p=1.5, momentum=momentum)
+    moments = torch.zeros(8) if m is None else m
+    if momentum and m is None:
+        return
+    with pytest.raises(ValueError, match=message):
+        mirror_adam(
+            [w], [grad], [u], [moments], [torch.zeros(8)], [torch.tensor(0.0)],
+            rms=[1.0], lr=0.1, p=1.5, beta1=0.9, beta2=0.999, eps=1e-8,
+        )  # fmt: skip
+    assert torch.equal(w, torch.ones(8))
+
+
+def test_functional_forms_take_gradients_that_are_not_in_memory() -> None:
+    w = torch.ones(2)
+    mirror_descent([w], [torch._neg_view(torch.ones(2))], [None], [None], lr=0.1, p=3.0)
+    assert (w > 1).all()
+
+
 def test_no_warnings_on_import_or_use() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -48,6 +48,23 @@ class ParamState:
                 old.copy_(new)
         return is_finite(self.grad)
 
+    def check(self) -> None:
+        """Raise unless all tensors fit the weight: C reads and writes memory without asking."""
+        if self.rule.momentum and self.m is None:
+            raise ValueError("momentum needs a buffer for each weight")
+        shape = self.weight.shape
+        for x in (self.grad, self.stored, self.m, self.v):
+            if x is not None and x.shape != shape:
+                raise ValueError(
+                    f"gradients and buffers must have the shape of their weight, {tuple(shape)},"
+                    f" got {tuple(x.shape)}"
+                )
+            if x is not None and x is not self.grad and x.dtype != self.rule.wide:
+                raise ValueError(
+                    f"buffers of a weight in {self.rule.dtype} must be in {self.rule.wide},"
+                    f" got {x.dtype}"
+                )
+
     def tensors(self) -> tuple[Tensor | None, ...]:
         return self.weight, self.grad, self.stored, self.m, self.v, self.noise, self.center
 
@@ -127,6 +144,13 @@ def in_memory(x: Tensor) -> bool:
     """
     keys = torch._C._dispatch_keys(x)
     return not any(keys.has(key) for key in _ELSEWHERE)
+
+
+def readable(grad: Tensor, weight: Tensor) -> Tensor:
+    """Return the gradient, copied to memory if the weight lies in memory and it does not."""
+    if in_memory(grad) or not in_memory(weight):
+        return grad
+    return torch.empty_like(weight, dtype=grad.dtype).copy_(grad)
 
 
 def waits(x: Tensor) -> bool:

@@ -14,7 +14,7 @@ from mirrorhead.optim._base import Center, MirrorOptimizer, Params, check_number
 from mirrorhead.optim._centered import CenteredPlan
 from mirrorhead.optim._formula import Hyper, Method, UpdateRule
 from mirrorhead.optim._native import Checksums
-from mirrorhead.optim._param_state import ParamState, has_values, random_bits
+from mirrorhead.optim._param_state import ParamState, has_values, random_bits, readable
 from mirrorhead.optim._sharded import local, root_mean_squares
 from mirrorhead.optim._step import (
     Implementation,
@@ -258,7 +258,10 @@ def mirror_adam(
         steps: how many steps each weight has taken, as tensors of one element; one is added.
         options: those of `plan_adam`.
     """
+    grads = [readable(g, w) for g, w in zip(grads, params, strict=True)]
     plan = plan_adam(params, grads, stored, exp_avgs, exp_avg_sqs, steps, **options)
+    for state in plan.states:
+        state.check()
     plan.prepare()
     return [bool(ok) for ok in plan.run()]
 

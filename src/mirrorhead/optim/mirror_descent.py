@@ -13,7 +13,7 @@ from mirrorhead.optim._base import Center, MirrorOptimizer, Params, check_number
 from mirrorhead.optim._centered import CenteredPlan
 from mirrorhead.optim._formula import Hyper, Method
 from mirrorhead.optim._native import Checksums, takes_sgd
-from mirrorhead.optim._param_state import ParamState, has_values, random_bits
+from mirrorhead.optim._param_state import ParamState, has_values, random_bits, readable
 from mirrorhead.optim._sharded import Number, combine_norms, dual_norms, local
 from mirrorhead.optim._step import (
     Implementation,
@@ -185,7 +185,10 @@ def mirror_descent(
     >>> w, u
     (tensor([0.5000, 0.0100]), tensor([0.7071, 0.1000]))
     """
+    grads = [readable(g, w) for g, w in zip(grads, params, strict=True)]
     plan = plan_descent(params, grads, stored, momentum_buffers, **options)
+    for state in plan.states:
+        state.check()
     plan.prepare()
     return [bool(ok) for ok in plan.run()]
 
