@@ -1071,6 +1071,26 @@ def test_functional_forms_take_gradients_that_are_not_in_memory() -> None:
     assert (w > 1).all()
 
 
+@pytest.mark.parametrize("how", [{}, {"foreach": True}, {"foreach": False}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1}, {"center": "init"}], ids=str)
+@pytest.mark.parametrize("p", [1.5, 2.0, 3.0])
+@each_optimizer
+def test_a_backward_pass_through_moved_weights_is_refused(
+    cls: Optimizers, p: float, options: How, dtype: torch.dtype, how: How
+) -> None:
+    """As with torch's optimizers: its gradient would be that of no function."""
+    param = parameter(5, dtype=dtype)
+    if "center" in options and cls is MirrorAdam:
+        options = {**options, "steps": 3}
+    optimizer = cls([param], lr=0.1, p=p, **options, **how)
+    for _ in range(3):
+        loss = param.square().sum()
+        optimizer.step()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
 def test_no_warnings_on_import_or_use() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

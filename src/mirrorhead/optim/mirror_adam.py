@@ -325,6 +325,8 @@ def plan_adam(
                 eps=eps,
                 maximize=maximize,
             )
+            # torch's fused kernels leave this out: a backward pass would use the moved weights.
+            torch.autograd.graph.increment_version([params[i] for i in plain])
 
         plan.torch_step = torch_step
     for i, w in enumerate(params):

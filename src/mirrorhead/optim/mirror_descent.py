@@ -264,6 +264,8 @@ def plan_descent(
                 nesterov=nesterov,
                 maximize=maximize,
             )
+            # torch's fused kernels leave this out: a backward pass would use the moved weights.
+            torch.autograd.graph.increment_version(weights)
 
         plan.torch_step = torch_step
     scaled = maximize or any(isinstance(scale, Tensor) or scale != 1 for scale in scales)
