@@ -21,6 +21,7 @@ from mirrorhead.optim._step import (
     StepPlan,
     cleaned,
     dither_of,
+    fusible,
     knee_numbers,
     update_rule,
     wide_dtype,
@@ -307,16 +308,19 @@ def plan_adam(
             finite, clean = cleaned([grads[i] for i in plain])
             for i, ok in zip(plain, finite, strict=True):
                 plan.finite[i] = ok
+            weights, ms, vs = ([of[i] for i in plain] for of in (params, exp_avgs, exp_avg_sqs))
+            how = plan.implementation.on(weights[0])
+            if how is not Implementation.LOOP and not fusible(weights, clean, ms, vs):
+                how = Implementation.FOREACH
             adamw(
-                [params[i] for i in plain],
+                weights,
                 clean,
-                [exp_avgs[i] for i in plain],
-                [exp_avg_sqs[i] for i in plain],
+                ms,
+                vs,
                 [],
                 [steps[i] for i in plain],
-                foreach=plan.implementation.on(params[plain[0]]) is Implementation.FOREACH,
-                fused=plan.implementation.on(params[plain[0]])
-                in (Implementation.COMPILED, Implementation.NATIVE),
+                foreach=how is Implementation.FOREACH,
+                fused=how in (Implementation.COMPILED, Implementation.NATIVE),
                 amsgrad=False,
                 beta1=beta1,
                 beta2=beta2,
@@ -326,7 +330,7 @@ def plan_adam(
                 maximize=maximize,
             )
             # torch's fused kernels leave this out: a backward pass would use the moved weights.
-            torch.autograd.graph.increment_version([params[i] for i in plain])
+            torch.autograd.graph.increment_version(weights)
 
         plan.torch_step = torch_step
     for i, w in enumerate(params):

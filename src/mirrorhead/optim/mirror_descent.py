@@ -20,6 +20,7 @@ from mirrorhead.optim._step import (
     StepPlan,
     cleaned,
     dither_of,
+    fusible,
     update_rule,
     wide_dtype,
 )
@@ -238,23 +239,25 @@ def plan_descent(
     if plain:
 
         def torch_step() -> None:
-            weights = [params[i] for i in plain]
-            how = plan.implementation.on(weights[0])
-            if how is not Implementation.LOOP and any(w.dtype.itemsize < 4 for w in weights):
-                # torch's fused SGD leaves the last elements of half-precision tensors undefined.
-                how = Implementation.FOREACH
+            weights, buffers = [params[i] for i in plain], [momentum_buffers[i] for i in plain]
             if weight_decay:
                 torch._foreach_mul_(weights, 1 - rate * weight_decay)
             finite, clean = cleaned([grads[i] for i in plain])
             for i, ok in zip(plain, finite, strict=True):
                 plan.finite[i] &= ok
+            clean = [
+                g if isinstance(scale := scales[i], float) and scale == 1 else g * scale
+                for i, g in zip(plain, clean, strict=True)
+            ]
+            how = plan.implementation.on(weights[0])
+            # torch's fused SGD leaves the last elements of half-precision tensors undefined.
+            half = any(w.dtype.itemsize < 4 for w in weights)
+            if how is not Implementation.LOOP and (half or not fusible(weights, clean, buffers)):
+                how = Implementation.FOREACH
             sgd(
                 weights,
-                [
-                    g if isinstance(scale := scales[i], float) and scale == 1 else g * scale
-                    for i, g in zip(plain, clean, strict=True)
-                ],
-                [momentum_buffers[i] for i in plain],
+                clean,
+                buffers,
                 foreach=how is Implementation.FOREACH,
                 fused=how in (Implementation.COMPILED, Implementation.NATIVE),
                 weight_decay=0,
