@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from mirrorhead import MirrorAdam, MirrorDescent, native
 
@@ -27,6 +28,12 @@ def group_of(optimizer: Any) -> dict[str, Any]:
 
 def set_option(name: str, value: Any) -> Change:
     return lambda optimizer, _: group_of(optimizer).__setitem__(name, value)
+
+
+def change_beta(optimizer: Any, _: list[Tensor]) -> None:
+    """In place, in a list."""
+    if "betas" in group_of(optimizer):
+        group_of(optimizer)["betas"][0] *= 0.7
 
 
 def edit_weights(_: Any, params: list[Tensor]) -> None:
@@ -57,6 +64,23 @@ def spoil_gradient(_: Any, params: list[Tensor]) -> None:
     params[4].grad[3] = torch.nan
 
 
+def negate_gradient(_: Any, params: list[Tensor]) -> None:
+    """As .imag of a conjugate: torch has not written the negative numbers yet."""
+    assert params[0].grad is not None
+    params[0].grad = torch._neg_view(params[0].grad)
+
+
+def empty_gradient(_: Any, params: list[Tensor]) -> None:
+    """Zeros without memory."""
+    params[0].grad = torch._efficientzerotensor(params[0].shape, dtype=params[0].dtype)
+
+
+def wrap_gradient(_: Any, params: list[Tensor]) -> None:
+    """A subclass without memory of its own, such as the result of a collective."""
+    assert params[0].grad is not None
+    params[0].grad = TwoTensor(params[0].grad, params[0].grad.clone())
+
+
 def change_dtype(_: Any, params: list[Tensor]) -> None:
     for param in params:
         param.data = param.data.to(torch.bfloat16)
@@ -76,7 +100,7 @@ def replace_state(optimizer: Any, params: list[Tensor]) -> None:
 
 def edit_state(optimizer: Any, params: list[Tensor]) -> None:
     for name, value in optimizer.state[params[3]].items():
-        if name in ("rms", "step", "exp_avg", "momentum_buffer"):
+        if name in ("rms", "step", "exp_avg", "momentum_buffer", "dual"):
             value.mul_(3)
 
 
@@ -120,7 +144,9 @@ CHANGES |= {
 }
 CHANGES |= {f.__name__: f for f in (spoil_gradient, change_dtype, reload, replace_state)}
 CHANGES |= {f.__name__: f for f in (edit_state, move_state, delete_state, delete_all_state)}
-CHANGES |= {f.__name__: f for f in (reorder, add_group)}
+CHANGES |= {f.__name__: f for f in (reorder, add_group, change_beta)}
+ODD_GRADIENTS = {f.__name__: f for f in (negate_gradient, empty_gradient, wrap_gradient)}
+CHANGES |= ODD_GRADIENTS
 
 
 @pytest.mark.parametrize("cls", [MirrorDescent, MirrorAdam])
@@ -137,11 +163,12 @@ def test_whatever_changes_the_step_is_that_of_a_fresh_plan(
     generator = torch.Generator().manual_seed(seed)
     options: dict[str, Any] = {"lr": 0.01, "p": p, "error_if_nonfinite": False}
     options |= {"momentum": 0.9} if momentum and cls is MirrorDescent else {}
+    options |= {"betas": [0.9, 0.99]} if cls is MirrorAdam else {}
     start = [torch.randn(s, generator=generator) for s in SHAPES]
     runs = []
     for _ in range(2):
         params = [nn.Parameter(w.clone()) for w in start]
-        runs.append((params, cls(params, **options)))
+        runs.append((params, cls(params, **copy.deepcopy(options))))
     for change in ["nothing", *changes, "nothing"]:
         for _ in range(2):  # the second step may use the plan that the first one kept
             gradients = [torch.randn(s, generator=generator) for s in SHAPES]
@@ -173,3 +200,40 @@ def test_the_plan_is_kept_while_only_gradients_and_lr_change(cls: Any) -> None:
     assert len(plans) == 1
     other = copy.deepcopy(optimizer)
     assert not other._plans
+
+
+@pytest.mark.parametrize("how", [{}, {"foreach": True}, {"foreach": False}], ids=str)
+@pytest.mark.parametrize("p", [1.5, 2.0, 3.0])
+@pytest.mark.parametrize("cls", [MirrorDescent, MirrorAdam])
+@pytest.mark.parametrize("odd", ODD_GRADIENTS.values())
+def test_gradients_that_are_not_in_memory_count_as_what_they_are(
+    odd: Change, cls: Any, p: float, how: dict[str, Any]
+) -> None:
+    start = torch.randn(4, 6)
+    params = [nn.Parameter(start.clone()) for _ in range(2)]
+    optimizers = [cls([param], lr=0.1, p=p, **how) for param in params]
+    for change in (lambda *_: None, odd, odd):
+        gradient = torch.randn(4, 6)
+        for k, (param, optimizer) in enumerate(zip(params, optimizers, strict=True)):
+            param.grad = gradient.clone()
+            change(optimizer, [param])
+            if k:
+                param.grad = torch.empty(4, 6).copy_(param.grad)
+            optimizer.step()
+        assert torch.equal(*params)
+
+
+@pytest.mark.parametrize("cls", [MirrorDescent, MirrorAdam])
+def test_a_weight_that_holds_other_tensors_takes_steps(cls: Any) -> None:
+    start, gradient = torch.randn(4, 6), torch.randn(4, 6)
+    params = [nn.Parameter(start.clone()), nn.Parameter(TwoTensor(start.clone(), start.clone()))]
+    for param in params:
+        optimizer = cls([param], lr=0.1, p=1.5)
+        for _ in range(3):
+            param.grad = gradient.clone()
+            if isinstance(param, TwoTensor):
+                param.grad = TwoTensor(gradient.clone(), gradient.clone())
+            optimizer.step()
+    assert isinstance(params[1], TwoTensor)
+    torch.testing.assert_close(params[1].a, params[0].detach())
+    torch.testing.assert_close(params[1].b, params[0].detach())

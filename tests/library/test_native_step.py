@@ -274,6 +274,40 @@ def test_state_that_was_deleted_is_made_again_from_the_weights(name: str) -> Non
     assert torch.equal(param, before)
 
 
+@pytest.mark.parametrize("how", [{}, {"foreach": True}, {"foreach": False}], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("p", [1.1, 1.5, 3.0])
+@pytest.mark.parametrize("center", [None, "init"])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_state_set_to_zero_is_made_again_from_the_weights(
+    in_place: bool, center: str | None, p: float, dtype: torch.dtype, how: dict[str, Any]
+) -> None:
+    """As to forget the momentum: weights count, not what is kept beside them."""
+    (param, optimizer), _ = twice(dtype, p=p, momentum=0.9, center=center, **how)
+    for seed in range(3):
+        advance(param, optimizer, seed)
+    before = param.detach().clone()
+    for name, value in optimizer.state[param].items():
+        if name in ("dual", "wide", "momentum_buffer"):
+            optimizer.state[param][name] = value.zero_() if in_place else torch.zeros_like(value)
+    advance(param, optimizer, 3, 1e-9)
+    torch.testing.assert_close(param.detach(), before, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("cls", [MirrorDescent, MirrorAdam])
+@pytest.mark.parametrize("p", [1.5, 2.0, 3.0])
+def test_steps_in_inference_mode(cls: type, p: float) -> None:
+    start = torch.randn(5)
+    params = [nn.Parameter(start.clone()) for _ in range(2)]
+    for inference, param in zip((False, True), params, strict=True):
+        optimizer = cls([param], lr=0.1, p=p)
+        for _ in range(3):
+            param.grad = torch.ones(5)
+            with torch.inference_mode(inference):
+                optimizer.step()
+    assert torch.equal(*params)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_threads_do_not_change_the_result(dtype: torch.dtype) -> None:
     (a, one), (b, two) = twice(dtype, 200_001, p=1.1, momentum=0.9, stochastic_rounding=True)
@@ -322,9 +356,12 @@ def test_stochastic_rounding_is_unbiased_and_the_same_in_every_process() -> None
     assert means[0] == pytest.approx((1 - 1e-3) ** 2, abs=3e-5)
 
 
-@pytest.mark.parametrize("layout", ["transposed", "channels_last", "gaps", "gradient"])
-@pytest.mark.parametrize("p", [1.1, 3.0])
-def test_layouts(layout: str, p: float) -> None:
+@pytest.mark.parametrize("layout", ["transposed", "channels_last", "gaps", "gradient", "expanded"])
+@pytest.mark.parametrize("p", [1.1, 2.0, 3.0])
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"cls": MirrorAdam}], ids=str)
+def test_layouts(layout: str, p: float, options: dict[str, Any]) -> None:
+    options = {"cls": MirrorDescent, **options}
+    cls: Any = options.pop("cls")
     generator = torch.Generator().manual_seed(3)
     plain = torch.randn(6, 4, 5, 7, generator=generator)
     grad = torch.randn(6, 4, 5, 7, generator=generator)
@@ -333,17 +370,23 @@ def test_layouts(layout: str, p: float) -> None:
         weight = plain.transpose(1, 3).contiguous().transpose(1, 3)
     elif layout == "channels_last":
         weight = plain.contiguous(memory_format=torch.channels_last)
-    elif layout == "gaps":
-        weight = torch.stack([plain, plain], -1)[..., 0]
+    both = torch.stack([plain, plain], -1)
+    if layout == "gaps":
+        weight = both[..., 0]
+    elif layout == "expanded":
+        grad = grad[:1].expand(grad.shape)
     params = [nn.Parameter(plain.clone()), nn.Parameter(weight)]
-    for param in params:
-        optimizer = MirrorDescent([param], lr=0.1, p=p, momentum=0.9)
+    for k, param in enumerate(params):
+        optimizer = cls([param], lr=0.01, p=p, **options)
         for _ in range(2):
-            param.grad = grad.clone()
-            if layout == "gradient":
+            param.grad = grad.clone(memory_format=torch.contiguous_format)
+            if k and layout == "gradient":
                 param.grad = grad.transpose(0, 2).contiguous().transpose(0, 2)
+            elif k and layout == "expanded":
+                param.grad = grad
             optimizer.step()
     torch.testing.assert_close(params[1], params[0], rtol=1e-5, atol=1e-6)
+    assert torch.equal(both[..., 1], plain)  # what lies in the gaps
 
 
 @pytest.mark.parametrize("optimizer_class", [MirrorDescent, MirrorAdam])

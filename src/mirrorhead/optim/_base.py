@@ -270,12 +270,17 @@ class MirrorOptimizer(Optimizer):
 
     def _check_changed_options(self, group: dict[str, Any]) -> None:
         """Check the options of a group again if any of them is not the object it was."""
-        values = tuple(group[name] for name in self.defaults)
+        values = self._option_values(group)
         last = self._checked.get(id(group), ())
         if len(last) != len(values) or any(a is not b for a, b in zip(last, values, strict=True)):
+            group.update(plain_numbers(group))
             self.check_options(group)
             self._take_center(group)
-            self._checked[id(group)] = tuple(group[name] for name in self.defaults)
+            self._checked[id(group)] = self._option_values(group)
+
+    def _option_values(self, group: dict[str, Any]) -> tuple[Any, ...]:
+        """Return the options of a group, and each beta: a list of them can change in place."""
+        return (*(group[name] for name in self.defaults), *group.get("betas", ()))
 
     def _take_center(self, group: dict[str, Any]) -> None:
         """Make a center that was set in a group, after it was added, that of the next step."""
@@ -299,6 +304,12 @@ class MirrorOptimizer(Optimizer):
                 f"the gradient of {self._name(group, param)} is sparse ({param.grad.layout}),"
                 " which mirror descent does not support: use dense gradients"
                 " (for nn.Embedding, sparse=False)"
+            )
+        if param.grad.shape != param.shape:
+            raise RuntimeError(
+                f"{self._name(group, param)} has another shape than its gradient,"
+                f" {tuple(param.grad.shape)}: it was resized after the backward pass. Call"
+                " zero_grad and compute the gradient again; nothing has moved"
             )
         for name, value in self.state.get(param, {}).items():
             if name in self._tensor_state and value.shape != param.shape:

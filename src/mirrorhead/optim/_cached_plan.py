@@ -23,6 +23,7 @@ from mirrorhead.optim._sharded import is_sharded
 from mirrorhead.optim._step import Implementation, StepPlan, dither_of
 
 _NUMBERS = ("step", "rms")  # of the state, of one element
+_VERSIONED = (*_NUMBERS, "dual", "wide")  # state that a step notices edits of
 
 
 class _Tensors:
@@ -72,14 +73,14 @@ class CachedPlan:
         self.tensors = _Tensors(
             [*params, *[entry[name] for entry, name in self.names if name not in _NUMBERS]]
         )
-        self.numbers = [entry[name] for entry, name in self.names if name in _NUMBERS]
-        self.versions = [x._version for x in self.numbers]
+        self.versioned = [entry[name] for entry, name in self.names if name in _VERSIONED]
+        self.versions = [x._version for x in self.versioned]
         # The step counts, all equal, as arrays: to write them one by one is quicker in numpy.
         counters = [entry["step"] for entry in self.entries if "step" in entry]
         self.counters = _Tensors(counters)
         self.counts = [counter.detach().numpy() for counter in counters]
         self.count = count
-        self.betas = group.get("betas", (0.0, 0.0))
+        self.betas = tuple(group.get("betas", (0.0, 0.0)))
         self.scales = np.array(scales)  # of u: lr is multiplied by them
         self.least_scale = min(scales)
         self.rows = bytearray(packed_rows(states, [None] * len(states)))
@@ -113,6 +114,7 @@ class CachedPlan:
             or len(counts) > 1
             or any(waits(state[param]["step"]) for param in params if "step" in state[param])
             or any(one.rule != states[0].rule for one in states)
+            or any(x.is_inference() for param in params for x in state[param].values())
             or not all(_kept(plan, param, one) for param, one in zip(params, states, strict=True))
         ):
             return None
@@ -136,7 +138,7 @@ class CachedPlan:
             or any(map(is_not, map(checksums.get, params), self.checksums))
             or sum(map(len, self.entries)) != len(self.names)
             or any(map(is_not, [entry.get(name) for entry, name in self.names], self.values))
-            or [x._version for x in self.numbers] != self.versions
+            or [x._version for x in self.versioned] != self.versions
             or not self.tensors.unchanged()
             or not self.counters.unchanged()
             or 0 < rate * self.least_scale < torch.finfo(self.rule.wide).tiny
@@ -149,12 +151,15 @@ class CachedPlan:
             or [g.dtype for g in grads] != self.grad_dtypes
             or [g.shape for g in grads] != self.tensors.shapes[: len(grads)]
             or False in [g.is_contiguous() for g in grads]
+            or set(map(type, grads)) != {Tensor}  # this and the next two are a quick `in_memory`
+            or True in [g.is_neg() for g in grads]
+            or 0 in (addresses := [g.data_ptr() for g in grads])
         ):
             return False
         step, (beta1, beta2) = group["step"] + 1, self.betas
         count = self.count + 1
         self.grads = grads
-        self.table[:, Column.GRAD] = [grad.data_ptr() for grad in grads]
+        self.table[:, Column.GRAD] = addresses
         self.doubles[:, Column.LR] = rate * self.scales / (1 - beta1**count)
         self.doubles[:, Column.DECAY] = rate * group["weight_decay"]
         self.doubles[:, Column.DITHER] = dither_of(step)
@@ -178,8 +183,9 @@ class CachedPlan:
 
 
 def _fixed_options(group: dict[str, Any]) -> list[Any]:
-    """Return the options that a plan depends on, but for lr."""
-    return [x for name, x in group.items() if name not in ("params", "param_names", "lr", "step")]
+    """Return the options that a plan depends on, but for lr; each beta, as a list can change."""
+    others = ("params", "param_names", "lr", "step")
+    return [*(x for name, x in group.items() if name not in others), *group.get("betas", ())]
 
 
 def _kept(plan: StepPlan, param: Tensor, state: ParamState) -> bool:

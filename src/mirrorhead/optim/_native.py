@@ -23,7 +23,7 @@ from torch import Tensor
 
 from mirrorhead import native
 from mirrorhead.optim._formula import Hyper, Method, Storage, UpdateRule
-from mirrorhead.optim._param_state import ParamState, random_bits
+from mirrorhead.optim._param_state import ParamState, in_memory, random_bits
 from mirrorhead.potentials import inverse_exponent, snap
 
 BLOCK_BYTES = 4096
@@ -49,7 +49,7 @@ class Column:
 
 
 class Checksums:
-    """The hashes of one weight's blocks, and for which rule and numbers they hold."""
+    """The hashes of one weight's blocks, and for which rule, numbers and state they hold."""
 
     def __init__(self) -> None:
         self.sums: Tensor | None = None
@@ -58,7 +58,12 @@ class Checksums:
 
 def serves(weight: Tensor) -> bool:
     """Return whether step.c moves this tensor: on a CPU, if the C library was built."""
-    return weight.device.type == "cpu" and weight.dtype in _DTYPES and _function("step") is not None
+    return (
+        weight.device.type == "cpu"
+        and weight.dtype in _DTYPES
+        and in_memory(weight)
+        and _function("step") is not None
+    )
 
 
 def takes_sgd(weight: Tensor) -> bool:
@@ -169,8 +174,11 @@ def _prepared(checksums: Checksums, state: ParamState, scale: float | None) -> t
     """Return the address of the hashes, and whether they hold for this state."""
     size = state.weight.numel() * state.weight.element_size()
     blocks = -(-size // BLOCK_BYTES)
-    rule = state.rule
-    written_for = (rule.p, rule.storage, state.hyper.knee, state.weight.dtype, blocks, scale)
+    rule, stored = state.rule, state.stored
+    assert stored is not None
+    version = None if stored.is_inference() else stored._version  # torch counts edits of it
+    numbers = (rule.p, rule.storage, state.hyper.knee, state.weight.dtype, blocks, scale)
+    written_for = (*numbers, stored.data_ptr(), version)
     valid = checksums.written_for == written_for
     if checksums.sums is None or checksums.sums.numel() != blocks:
         checksums.sums = torch.empty(blocks, dtype=torch.int64, device="cpu")

@@ -17,6 +17,9 @@ from mirrorhead.optim._formula import Hyper, UpdateRule, accumulate, direction, 
 if TYPE_CHECKING:
     from mirrorhead.optim._native import Checksums
 
+_Key = torch._C.DispatchKey
+_ELSEWHERE = (_Key.Python, _Key.Negative, _Key.ZeroTensor)
+
 
 @dataclass(frozen=True)
 class ParamState:
@@ -44,6 +47,23 @@ class ParamState:
             if old is not None and new is not None:
                 old.copy_(new)
         return is_finite(self.grad)
+
+    def check(self) -> None:
+        """Raise unless all tensors fit the weight: C reads and writes memory without asking."""
+        if self.rule.momentum and self.m is None:
+            raise ValueError("momentum needs a buffer for each weight")
+        shape = self.weight.shape
+        for x in (self.grad, self.stored, self.m, self.v):
+            if x is not None and x.shape != shape:
+                raise ValueError(
+                    f"gradients and buffers must have the shape of their weight, {tuple(shape)},"
+                    f" got {tuple(x.shape)}"
+                )
+            if x is not None and x is not self.grad and x.dtype != self.rule.wide:
+                raise ValueError(
+                    f"buffers of a weight in {self.rule.dtype} must be in {self.rule.wide},"
+                    f" got {x.dtype}"
+                )
 
     def tensors(self) -> tuple[Tensor | None, ...]:
         return self.weight, self.grad, self.stored, self.m, self.v, self.noise, self.center
@@ -114,6 +134,23 @@ def random_bits(weight: Tensor, seed: int) -> Tensor:
 def has_values(x: Tensor) -> bool:
     """Return False for meta and fake tensors, which have a shape and no numbers."""
     return x.device.type != "meta" and not isinstance(x, FakeTensor)
+
+
+def in_memory(x: Tensor) -> bool:
+    """Return whether the numbers of x lie at its address, for C to read.
+
+    They do not where a subclass holds other tensors, or where torch has not negated or filled in
+    the numbers yet.
+    """
+    keys = torch._C._dispatch_keys(x)
+    return not any(keys.has(key) for key in _ELSEWHERE)
+
+
+def readable(grad: Tensor, weight: Tensor) -> Tensor:
+    """Return the gradient, copied to memory if the weight lies in memory and it does not."""
+    if in_memory(grad) or not in_memory(weight):
+        return grad
+    return torch.empty_like(weight, dtype=grad.dtype).copy_(grad)
 
 
 def waits(x: Tensor) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypeGuard
 import torch
 from torch import Tensor
 
-from mirrorhead.optim._param_state import has_values, waits
+from mirrorhead.optim._param_state import has_values, readable, waits
 from mirrorhead.potentials import power
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def local_gradient(param: Tensor) -> Tensor:
     assert grad is not None
     if is_sharded(param) and is_sharded(grad):
         grad = grad.redistribute(placements=param.placements)
-    return local(grad)
+    return readable(local(grad), local(param))
 
 
 def reduce_shards(

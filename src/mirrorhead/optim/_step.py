@@ -140,6 +140,24 @@ def cleaned(grads: Sequence[Tensor]) -> tuple[list[bool | Tensor], list[Tensor]]
     ]
 
 
+def fusible(*tensors: Sequence[Tensor | None]) -> bool:
+    """Return whether torch's fused kernels can move weights, given them, gradients and buffers.
+
+    On a CPU these kernels take memory as it comes: where the tensors of a weight are not laid out
+    alike or have gaps, they mix up its entries and write to memory of others.
+    """
+    return all(_alike([x for x in some if x is not None]) for some in zip(*tensors, strict=True))
+
+
+def _alike(tensors: Sequence[Tensor]) -> bool:
+    if all(x.is_contiguous() for x in tensors):
+        return True
+    first = tensors[0]
+    by_stride = sorted(range(first.dim()), key=first.stride, reverse=True)
+    same = all(x.stride() == first.stride() for x in tensors)
+    return same and first.permute(by_stride).is_contiguous()
+
+
 def dither_of(step: int) -> float:
     """Return the dither of a step: evenly spread over (-1/2, 1/2), by the golden ratio."""
     return 0.998 * (math.fmod(step * 0.6180339887498949, 1.0) - 0.5)

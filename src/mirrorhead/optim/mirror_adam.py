@@ -14,13 +14,14 @@ from mirrorhead.optim._base import Center, MirrorOptimizer, Params, check_number
 from mirrorhead.optim._centered import CenteredPlan
 from mirrorhead.optim._formula import Hyper, Method, UpdateRule
 from mirrorhead.optim._native import Checksums
-from mirrorhead.optim._param_state import ParamState, has_values, random_bits
+from mirrorhead.optim._param_state import ParamState, has_values, random_bits, readable
 from mirrorhead.optim._sharded import local, root_mean_squares
 from mirrorhead.optim._step import (
     Implementation,
     StepPlan,
     cleaned,
     dither_of,
+    fusible,
     knee_numbers,
     update_rule,
     wide_dtype,
@@ -258,7 +259,10 @@ def mirror_adam(
         steps: how many steps each weight has taken, as tensors of one element; one is added.
         options: those of `plan_adam`.
     """
+    grads = [readable(g, w) for g, w in zip(grads, params, strict=True)]
     plan = plan_adam(params, grads, stored, exp_avgs, exp_avg_sqs, steps, **options)
+    for state in plan.states:
+        state.check()
     plan.prepare()
     return [bool(ok) for ok in plan.run()]
 
@@ -304,16 +308,19 @@ def plan_adam(
             finite, clean = cleaned([grads[i] for i in plain])
             for i, ok in zip(plain, finite, strict=True):
                 plan.finite[i] = ok
+            weights, ms, vs = ([of[i] for i in plain] for of in (params, exp_avgs, exp_avg_sqs))
+            how = plan.implementation.on(weights[0])
+            if how is not Implementation.LOOP and not fusible(weights, clean, ms, vs):
+                how = Implementation.FOREACH
             adamw(
-                [params[i] for i in plain],
+                weights,
                 clean,
-                [exp_avgs[i] for i in plain],
-                [exp_avg_sqs[i] for i in plain],
+                ms,
+                vs,
                 [],
                 [steps[i] for i in plain],
-                foreach=plan.implementation.on(params[plain[0]]) is Implementation.FOREACH,
-                fused=plan.implementation.on(params[plain[0]])
-                in (Implementation.COMPILED, Implementation.NATIVE),
+                foreach=how is Implementation.FOREACH,
+                fused=how in (Implementation.COMPILED, Implementation.NATIVE),
                 amsgrad=False,
                 beta1=beta1,
                 beta2=beta2,
@@ -322,6 +329,8 @@ def plan_adam(
                 eps=eps,
                 maximize=maximize,
             )
+            # torch's fused kernels leave this out: a backward pass would use the moved weights.
+            torch.autograd.graph.increment_version(weights)
 
         plan.torch_step = torch_step
     for i, w in enumerate(params):

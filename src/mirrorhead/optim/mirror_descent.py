@@ -13,13 +13,14 @@ from mirrorhead.optim._base import Center, MirrorOptimizer, Params, check_number
 from mirrorhead.optim._centered import CenteredPlan
 from mirrorhead.optim._formula import Hyper, Method
 from mirrorhead.optim._native import Checksums, takes_sgd
-from mirrorhead.optim._param_state import ParamState, has_values, random_bits
+from mirrorhead.optim._param_state import ParamState, has_values, random_bits, readable
 from mirrorhead.optim._sharded import Number, combine_norms, dual_norms, local
 from mirrorhead.optim._step import (
     Implementation,
     StepPlan,
     cleaned,
     dither_of,
+    fusible,
     update_rule,
     wide_dtype,
 )
@@ -185,7 +186,10 @@ def mirror_descent(
     >>> w, u
     (tensor([0.5000, 0.0100]), tensor([0.7071, 0.1000]))
     """
+    grads = [readable(g, w) for g, w in zip(grads, params, strict=True)]
     plan = plan_descent(params, grads, stored, momentum_buffers, **options)
+    for state in plan.states:
+        state.check()
     plan.prepare()
     return [bool(ok) for ok in plan.run()]
 
@@ -235,23 +239,25 @@ def plan_descent(
     if plain:
 
         def torch_step() -> None:
-            weights = [params[i] for i in plain]
-            how = plan.implementation.on(weights[0])
-            if how is not Implementation.LOOP and any(w.dtype.itemsize < 4 for w in weights):
-                # torch's fused SGD leaves the last elements of half-precision tensors undefined.
-                how = Implementation.FOREACH
+            weights, buffers = [params[i] for i in plain], [momentum_buffers[i] for i in plain]
             if weight_decay:
                 torch._foreach_mul_(weights, 1 - rate * weight_decay)
             finite, clean = cleaned([grads[i] for i in plain])
             for i, ok in zip(plain, finite, strict=True):
                 plan.finite[i] &= ok
+            clean = [
+                g if isinstance(scale := scales[i], float) and scale == 1 else g * scale
+                for i, g in zip(plain, clean, strict=True)
+            ]
+            how = plan.implementation.on(weights[0])
+            # torch's fused SGD leaves the last elements of half-precision tensors undefined.
+            half = any(w.dtype.itemsize < 4 for w in weights)
+            if how is not Implementation.LOOP and (half or not fusible(weights, clean, buffers)):
+                how = Implementation.FOREACH
             sgd(
                 weights,
-                [
-                    g if isinstance(scale := scales[i], float) and scale == 1 else g * scale
-                    for i, g in zip(plain, clean, strict=True)
-                ],
-                [momentum_buffers[i] for i in plain],
+                clean,
+                buffers,
                 foreach=how is Implementation.FOREACH,
                 fused=how in (Implementation.COMPILED, Implementation.NATIVE),
                 weight_decay=0,
@@ -261,6 +267,8 @@ def plan_descent(
                 nesterov=nesterov,
                 maximize=maximize,
             )
+            # torch's fused kernels leave this out: a backward pass would use the moved weights.
+            torch.autograd.graph.increment_version(weights)
 
         plan.torch_step = torch_step
     scaled = maximize or any(isinstance(scale, Tensor) or scale != 1 for scale in scales)
