@@ -119,7 +119,7 @@ class Margins:
         rule, seed = run.preset.training.optimizer, run.preset.training.seed
         return ModelMargins(
             name, texts, tokens, self.query, tuple(checkpoints), candidate_name(rule), rule.lr,
-            rule.p, seed,
+            rule.p, seed, self.seed,
         )  # fmt: skip
 
     def _pretrained_margins(self) -> ModelMargins:
@@ -137,7 +137,7 @@ class Margins:
         with ProgressBars({self.model.name: total * len(self.p)}, "solutions") as bars:
             checkpoint = CheckpointMargins("as it is", self._measure(model, batch, bars))
         name, (texts, tokens) = self.model.resolve().name, batch.ids.shape
-        return ModelMargins(name, texts, tokens, self.query, (checkpoint,))
+        return ModelMargins(name, texts, tokens, self.query, (checkpoint,), text_seed=self.seed)
 
     def _measure(self, model: nn.Module, batch: Batch, bars: ProgressBars) -> Any:
         from mirrorhead.lab.evaluation.head_margins import measure_heads
