@@ -22,8 +22,8 @@ verdict in the section on training to the end rests on both (`judge_both`):
     holds with a remark     at the end, which is the paper's regime, but not when stopped early
     not seen at this scale  otherwise
 
-At equal training accuracy (95, 97.5 and 99.5 %) test accuracies are secondary. A level that a run
-did not reach is left out, and the text says so.
+At equal training accuracy (95, 97.5 and 99.5 %) test accuracies are secondary, and interpolated
+(`Measures.test_accuracy_at`). A level that a run did not reach is left out, and the text says so.
 """
 
 from __future__ import annotations
@@ -364,12 +364,15 @@ ACCURACY = Measure(
 
 
 def _at_equal_training(share: float) -> Measure:
-    def accuracy(run: RunResults) -> float | None:
-        there = run.measures.milestones.get(share)
-        return there.test_accuracy if there else None
-
     name = f"test accuracy at {100 * share:g} % training accuracy"
-    return Measure(name, accuracy, digits=2, scale=100, unit=" points", may_lack=True)
+    return Measure(
+        name,
+        lambda run: run.measures.test_accuracy_at(share),
+        digits=2,
+        scale=100,
+        unit=" points",
+        may_lack=True,
+    )
 
 
 def _order(best: str, middle: str, last: str) -> tuple[Comparison, ...]:
