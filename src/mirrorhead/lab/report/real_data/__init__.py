@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from mirrorhead.lab.evaluation.results import ComparisonResults
 from mirrorhead.lab.report.part import Part
-from mirrorhead.lab.report.real_data.claims import RULE, judge_study
+from mirrorhead.lab.report.real_data.claims import RULE, RULE_OF_BOTH, judge_study
 from mirrorhead.lab.report.real_data.figures import drawings
 from mirrorhead.lab.report.real_data.tables import tables
 from mirrorhead.lab.report.table import NOTHING, Cell, Table, number, word
@@ -29,7 +29,7 @@ def part(study: ComparisonResults, studies: Sequence[ComparisonResults] = ()) ->
         TITLES[study.name],
         about(study),
         study.rule,
-        RULE,
+        RULE + RULE_OF_BOTH if study.to_the_end else RULE,
         study.command,
         tuple(judge_study(study, studies)),
         drawings(study),
