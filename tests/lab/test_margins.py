@@ -225,6 +225,22 @@ def test_a_hugging_face_folder_is_measured(here: Path, capsys: Any) -> None:
 
 
 @pytest.mark.slow
+def test_a_model_of_half_precision_is_read_in_float32(here: Path, capsys: Any) -> None:
+    """In bfloat16, attention is too coarse to be compared with the formula."""
+    import transformers
+
+    tiny_bert(here / "bert")
+    model = transformers.AutoModel.from_pretrained(here / "bert", dtype=torch.bfloat16)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    model.save_pretrained(here / "bert")
+    (here / "texts.txt").write_text("good film\nthe plot a bad cast\ndull\nfine a film the\n")
+    assert command("bert", "--texts", "texts.txt", "--json") == 0
+    found = msgspec.json.decode(capsys.readouterr().out, type=ModelMargins)
+    assert len(found.last.heads) == 4
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "says"),
     [

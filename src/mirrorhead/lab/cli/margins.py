@@ -128,7 +128,8 @@ class Margins:
 
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a folder is all that is read
         try:
-            model: Any = load_encoder(self.model).eval()
+            # In half precision, attention is too coarse to be compared with the formula.
+            model: Any = load_encoder(self.model).float().eval()
             batch = self._pretrained_batch()
         except PretrainedError as error:
             raise UserError(str(error)) from error
