@@ -76,6 +76,25 @@ def test_a_run_measures_accuracy_pruning_and_attention(
     assert tuning["validation"] == found["validation"]
 
 
+def test_the_seed_draws_the_training_reviews(
+    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head starts at 0 and there is no dropout: with the same reviews, seeds hardly differ."""
+    seen: list[list[tuple[int, ...]]] = []
+    tuned = bench.fine_tune
+
+    def watch(model: Any, sets: Any, *rest: Any) -> Any:
+        seen.append(sorted(tuple(row.tolist()) for row in sets.train.rows))
+        return tuned(model, sets, *rest)
+
+    monkeypatch.setattr(bench, "fine_tune", watch)
+    folder, data = tiny_bert(tmp_path / "bert"), toy()
+    for method, seed in (("AdamW", 0), ("AdamW", 1), ("MirrorAdam p=1.5", 1)):
+        bench.perform(bench.Run(method, 1e-3, seed, False), folder, data, 16)
+    assert [len(rows) for rows in seen] == [16] * 3
+    assert seen[0] != seen[1] == seen[2]  # all methods see the same
+
+
 def test_the_smallest_weights_are_pruned_in_a_copy(bench: Any, tmp_path: Path) -> None:
     model = PretrainedClassifier(tiny_bert(tmp_path), 2)
     before = {name: m.detach().clone() for name, m in model.train_matrices().items()}
