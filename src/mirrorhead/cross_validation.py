@@ -28,6 +28,8 @@ from mirrorhead.margin import attention_svm
 from mirrorhead.margin._solution import Status
 
 PS = (1.1, 1.25, 1.5, 1.75, 2.0, 3.0, 5.0, 10.0)
+#: How often exponents that are equally good may be called distinguishable.
+LEVEL = 0.05
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -74,14 +76,17 @@ class PChoice:
     def similar(self) -> Tensor:
         """Which exponents the data do not distinguish from the chosen one, (..., ps).
 
-        Their accuracy is lower by at most two standard errors of the paired difference.
+        Two exponents are compared by the samples in which one alone is right, with an exact
+        two-sided sign test. Its level is 5 % over the number of other exponents, because the
+        chosen one is the best of all.
         """
+        from scipy.stats import binom
+
         index = self._best[..., None, None].expand(*self.correct.shape[:-2], 1, self.n)
         difference = self.correct.gather(-2, index) - self.correct
-        mean = difference.nanmean(-1)
-        count = (~difference.isnan()).sum(-1)
-        spread = (difference - mean.unsqueeze(-1)).square().nanmean(-1)
-        return mean <= 2 * (spread / (count - 1).clamp_min(1)).sqrt()
+        ahead, behind = (difference > 0).sum(-1), (difference < 0).sum(-1)
+        tail = binom.sf(ahead.numpy() - 1, (ahead + behind).numpy(), 0.5)
+        return torch.from_numpy(2 * tail > LEVEL / max(1, len(self.ps) - 1))
 
     @property
     def distinguishable(self) -> bool | Tensor:
@@ -145,7 +150,7 @@ def choose_p(
         seed: of the division into folds, which is the same for all problems.
 
     Check `distinguishable`: with few samples, or if no exponent fits better than others, the
-    choice is arbitrary. Raises ValueError if a problem has no fold with a solution.
+    choice is a guess. Raises ValueError if a problem has no fold with a solution.
 
     >>> g = torch.Generator().manual_seed(0)
     >>> X, z = torch.randn(60, 8, 12, generator=g), torch.randn(60, 12, generator=g)

@@ -59,6 +59,7 @@ def made_up(study: str, levels: Mapping[str, Level] = MappingProxyType({})) -> d
     if study == "imdb-to-the-end":
         for rival in rivals:
             for run in rival["runs"]:
+                run["train_accuracy"] = 0.996
                 run["measures"]["milestones"] = _milestones(run["test_accuracy"], rng)
     if study != "cifar10":
         content["baselines"] = {

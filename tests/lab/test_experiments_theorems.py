@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -345,6 +346,17 @@ def test_planted_matrices_are_what_they_are_called(kind: str) -> None:
         kind, int(torch.linalg.matrix_rank(W))
     )
     assert kind != "signs" or bool((W.abs() == 1).all())
+
+
+def test_choose_p_says_what_the_ends_and_an_oracle_select() -> None:
+    experiment, result = tiny("choose-p")
+    shape = (*result["accuracy"].shape[:3], 4)  # p = 1.2, 2, then 1 and inf
+    accuracy = np.broadcast_to([0.6, 0.3, 0.5, 0.2], shape).copy()
+    accuracy[0, ..., :2] = [0.6, 0.9]  # in the first trial of three, p = 2 is best
+    changed = replace(result, arrays={**result.arrays, "accuracy": accuracy})
+    measured = experiment.verdict(changed).measured
+    assert "an oracle gains 10.0%" in measured
+    assert "p = 1 50.0% and p = inf 20.0%" in measured
 
 
 def test_choose_p_is_judged_by_its_regret_and_its_gain() -> None:

@@ -76,6 +76,25 @@ def test_a_run_measures_accuracy_pruning_and_attention(
     assert tuning["validation"] == found["validation"]
 
 
+def test_the_seed_draws_the_training_reviews(
+    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head starts at 0 and there is no dropout: with the same reviews, seeds hardly differ."""
+    seen: list[list[tuple[int, ...]]] = []
+    tuned = bench.fine_tune
+
+    def watch(model: Any, sets: Any, *rest: Any) -> Any:
+        seen.append(sorted(tuple(row.tolist()) for row in sets.train.rows))
+        return tuned(model, sets, *rest)
+
+    monkeypatch.setattr(bench, "fine_tune", watch)
+    folder, data = tiny_bert(tmp_path / "bert"), toy()
+    for method, seed in (("AdamW", 0), ("AdamW", 1), ("MirrorAdam p=1.5", 1)):
+        bench.perform(bench.Run(method, 1e-3, seed, False), folder, data, 16)
+    assert [len(rows) for rows in seen] == [16] * 3
+    assert seen[0] != seen[1] == seen[2]  # all methods see the same
+
+
 def test_the_smallest_weights_are_pruned_in_a_copy(bench: Any, tmp_path: Path) -> None:
     model = PretrainedClassifier(tiny_bert(tmp_path), 2)
     before = {name: m.detach().clone() for name, m in model.train_matrices().items()}
@@ -97,9 +116,28 @@ def test_the_verdict_can_come_out_each_way(bench: Any, gain: float, word: str) -
         for seed in range(3):
             kept = dict.fromkeys(("0.4", "0.6"), 0.7 + 1e-3 * seed + more)
             line = {"method": method, "final": True, "test": 0.85 + 1e-3 * seed, "pruned": kept}
-            done.append(line)
+            done.append({**line, "validation": 0.9})
     assert bench.verdict(done, METHODS[1]).endswith(f"Verdict: {word}.")
-    assert bench.verdict(done[:4], METHODS[1]) == f"{METHODS[1]}: not finished"
+    assert ("do not refute" in bench.verdict(done, METHODS[1])) == (gain == 0)
+    assert bench.verdict(done[:5], METHODS[1]) == f"{METHODS[1]}: not finished"
+    done[4] = {"method": METHODS[1], "final": True, "validation": None}  # it diverged
+    assert bench.verdict(done, METHODS[1]).endswith("Verdict: does not hold.")
+
+
+def test_a_rate_that_diverges_is_recorded_and_not_chosen(
+    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the same run would be tried, and would fail, at every start."""
+    monkeypatch.setattr(bench, "RATES", (1e-3, 1e30))
+    folder, data = tiny_bert(tmp_path / "bert"), toy()
+    tried = [bench.perform(bench.Run("AdamW", lr, 0, False), folder, data) for lr in bench.RATES]
+    assert tried[0]["validation"] is not None and tried[1]["validation"] is None
+    assert bench.chosen("AdamW", tried) == 1e-3
+    assert bench.chosen("AdamW", [tried[1], tried[1]]) is None
+    assert (tried[0]["texts"], tried[0]["held_out"]) == (40, 12)
+    bench.check_sizes(tried, 40, 12)
+    with pytest.raises(SystemExit, match="other sizes"):
+        bench.check_sizes(tried, 1500, 1000)
 
 
 def test_a_line_that_was_cut_short_is_ignored(bench: Any, tmp_path: Path) -> None:

@@ -137,9 +137,25 @@ def test_a_study_that_is_not_finished_says_so() -> None:
     assert set(words(some).values()) == {"not finished"}
     for figure in part(some).figures:
         figure.svg_file()
+
+
+def test_a_run_that_diverged_counts_against_its_method() -> None:
+    def loss(name: str, lr: float, seed: int) -> float:
+        return 2 + lr + 0.001 * seed - 0.1 * ("p=1.5" in name)
+
+    runs = study(loss)
+    assert words(runs)["language-rate-1-5"] == "holds"
     gone = replace_diverged(runs)
-    (better,) = [f for f in part(gone).findings if f.name == "language-better"]
-    assert "diverged with seeds [2]" in better.failure
+    found = {finding.name: finding for finding in part(gone).findings}
+    for name in ("language-better", "language-rate-1-5"):
+        verdict = found[name].verdict
+        assert verdict and verdict.word == "does not hold"
+        assert "counted as 4.56: MirrorAdam p=1.5" in verdict.measured
+        assert "seed 2." in verdict.measured
+    results, rates, _ = part(gone).tables
+    row = next(row for row in rates.rows if row[0].text == "MirrorAdam p=1.5")
+    assert "(1 diverged)" in row[1].text
+    assert results.rows[0][1].text == "0.0003 **"  # the smallest rate
 
 
 def replace_diverged(runs: dict[Key, LanguageRun]) -> dict[Key, LanguageRun]:

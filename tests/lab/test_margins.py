@@ -225,6 +225,22 @@ def test_a_hugging_face_folder_is_measured(here: Path, capsys: Any) -> None:
 
 
 @pytest.mark.slow
+def test_a_model_of_half_precision_is_read_in_float32(here: Path, capsys: Any) -> None:
+    """In bfloat16, attention is too coarse to be compared with the formula."""
+    import transformers
+
+    tiny_bert(here / "bert")
+    model = transformers.AutoModel.from_pretrained(here / "bert", dtype=torch.bfloat16)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    model.save_pretrained(here / "bert")
+    (here / "texts.txt").write_text("good film\nthe plot a bad cast\ndull\nfine a film the\n")
+    assert command("bert", "--texts", "texts.txt", "--json") == 0
+    found = msgspec.json.decode(capsys.readouterr().out, type=ModelMargins)
+    assert len(found.last.heads) == 4
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -264,7 +280,7 @@ def made_up_run(q: float, seed: int, near: float, rise: float) -> ModelMargins:
             )
             for head in range(2)
         )  # fmt: skip
-        return CheckpointMargins(name, heads, epoch)
+        return CheckpointMargins(name, heads, epoch, 0.99 if epoch else None)
 
     share = 0.1 + 1e-4 * seed
     along = (at("before", 0, share), at("first", 1, share), at("end", 9, share + rise))
@@ -297,3 +313,58 @@ def test_a_pretrained_model_alone_is_a_row_without_a_verdict() -> None:
     part = margins_part([model])
     assert [finding.word for finding in part.findings] == ["not finished"] * 2
     assert part.figures == () and part.tables[0].rows[0][-1].text == "1 of 2"
+
+
+def made_up_runs() -> list[ModelMargins]:
+    return [made_up_run(q, seed, 0.1 + 1e-3 * seed, 0.1) for q in (1.1, 2.0) for seed in range(3)]
+
+
+def test_a_model_measured_with_one_exponent_hides_no_other() -> None:
+    head = HeadMargins(0, 0, 0.3, (Nearness(2.0, "optimal", 1e-9, 0.1, 0.9),))
+    model = ModelMargins("minilm", 8, 8, None, (CheckpointMargins("as it is", (head,)),))
+    (table,) = margins_part([*made_up_runs(), model]).tables
+    assert [c for c in table.columns if c.startswith("D")] == ["D p=1.1", "D p=2", "D p=3"]
+    assert table.rows[-1][table.columns.index("D p=1.1")].text == "–"
+    assert table.rows[-1][table.columns.index("D p=2")].text == "0.900"
+
+
+def test_growth_is_judged_within_each_run() -> None:
+    """Runs differ by more than they grow, and each of them grows."""
+    grown = [
+        made_up_run(q, seed, 0.1, 0.001 + 1e-5 * seed) for q in (1.1, 2.0) for seed in range(3)
+    ]
+    assert findings(grown)[1].word == "holds"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"texts": 9}, "not measured on the same texts"),
+        ({"text_seed": 1}, "not measured on the same texts"),
+        ({"lr": 0.3}, "q = 1.1 differ in more than the seed"),
+        ({"seed": 1}, "q = 1.1 differ in more than the seed, or have one twice"),
+        ({"checkpoints": "unfinished"}, "had not finished"),
+        ({"checkpoints": "unsolved"}, "no head has a solution for p = 1.1"),
+    ],
+)
+def test_runs_that_cannot_be_compared_are_named(change: dict[str, Any], says: str) -> None:
+    first, *others = made_up_runs()
+    end = first.last
+    heads = tuple(
+        msgspec.structs.replace(h, by_p=(Nearness(1.1, "unfinished"),)) for h in end.heads
+    )
+    ends = {
+        "unfinished": msgspec.structs.replace(end, train_accuracy=None),
+        "unsolved": msgspec.structs.replace(end, heads=heads),
+    }
+    if "checkpoints" in change:
+        change = {"checkpoints": (*first.checkpoints[:-1], ends[change["checkpoints"]])}
+    found = [msgspec.structs.replace(first, **change), *others]
+    assert all(says in finding.failure for finding in findings(found))
+    assert margins_part(found).tables[0].rows  # what there is, is shown
+
+
+def test_growth_needs_the_weights_along_the_run() -> None:
+    found = [msgspec.structs.replace(run, checkpoints=(run.last,)) for run in made_up_runs()]
+    nearest, rises = findings(found)
+    assert nearest.verdict and "with --last" in rises.failure

@@ -16,6 +16,7 @@ from mirrorhead.lab.evaluation.results import (
     Histogram,
     load_results,
 )
+from mirrorhead.lab.report.real_data import part
 from mirrorhead.lab.report.real_data.claims import CLAIMS, claims_of, judge_claim, judge_study
 from mirrorhead.lab.report.real_data.figures import drawings, sizes
 from mirrorhead.lab.report.real_data.statistics import Difference, outcome, welch
@@ -149,6 +150,41 @@ def test_a_level_that_was_not_reached_is_left_out_and_named(tmp_path: Path) -> N
     assert table.columns[-1] == "Train 99.5 %" and table.rows[0][-1].text.endswith("(4 of 5)")
     names = [drawing.name for drawing in drawings(found)]
     assert "imdb-to-the-end-equal-training-figure" in names
+
+
+def test_runs_that_end_before_the_end_are_a_remark(tmp_path: Path) -> None:
+    """They are favoured: test accuracy falls on the way to 99.5 %."""
+    others = {P3: Level(accuracy=0.845), P2: Level(accuracy=0.84)}
+    content = made_up("imdb-to-the-end", {**others, P11: HIGH})
+    content["rivals"][0]["runs"][2]["train_accuracy"] = 0.981
+    verdict = judge_study(loaded(tmp_path, content))[0].verdict
+    assert verdict and verdict.word == "holds with a remark"
+    assert "1 of 5 of MD p=1.1, the lowest at 98.1 %" in verdict.remark
+    assert "stopped early" in part(loaded(tmp_path, content)).verdict_rule
+
+
+def test_equal_training_accuracy_is_interpolated(tmp_path: Path) -> None:
+    """An epoch that jumps from 93 to 97 % is not compared as if it were at 95 %."""
+    content = made_up("imdb-to-the-end")
+    kept = {
+        "0": (1, 0.8, 0.86), "0.8": (1, 0.8, 0.86), "0.925": (2, 0.93, 0.85),
+        "0.95": (3, 0.97, 0.83), "0.975": (5, 0.975, 0.82),
+    }  # fmt: skip
+    for run in content["rivals"][0]["runs"]:
+        run["measures"]["milestones"] = {
+            share: {"epoch": epoch, "train_accuracy": train, "test_accuracy": test}
+            for share, (epoch, train, test) in kept.items()
+        }
+    found = loaded(tmp_path, content)
+    measures = found.optimizers[0].runs[0].measures
+    assert measures.test_accuracy_at(0.95) == pytest.approx(0.84)  # halfway from 93 to 97 %
+    assert measures.test_accuracy_at(0.975) == pytest.approx(0.82)
+    assert measures.test_accuracy_at(0.8) == pytest.approx(0.86)  # the first epoch
+    assert measures.test_accuracy_at(0.995) is None
+    table = next(t for t in tables(found) if t.name == "imdb-to-the-end-equal-training")
+    assert table.rows[0][table.columns.index("Train 95 %")].text.startswith("84.00")
+    entry = judge_study(found)[0].comparisons
+    assert entry and any(row[2].text == "84.00" for row in entry.rows if "95 %" in row[0].text)
 
 
 def test_what_was_not_run_is_not_refuted(tmp_path: Path) -> None:

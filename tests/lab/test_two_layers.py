@@ -12,6 +12,7 @@ from torch import Tensor
 
 import mirrorhead as mh
 from experiment_cases import doctored, tiny
+from mirrorhead.lab.experiments import two_layers
 from mirrorhead.lab.experiments.two_layer_model import TwoLayers, softmax_slope
 from mirrorhead.lab.experiments.two_layers import descend_both
 from mirrorhead.paths.descent import recorded_steps
@@ -109,6 +110,21 @@ def test_descent_takes_normalized_mirror_steps() -> None:
         ]
         W = [psi.inverse(x) for x in u]
     torch.testing.assert_close(records[-1], torch.stack(W, 1), rtol=1e-8, atol=1e-10)
+
+
+def test_divergences_of_a_path_are_in_its_own_geometry() -> None:
+    """In the geometry of each solution they have other scales, and the nearest means nothing."""
+    settings = two_layers.Settings(trials=2, p=(1.5, 3.0), steps=(30, 30), lr=(0.1, 1.0), n=2, T=3)
+    found = two_layers.run(settings)
+    problem = random_problem(2, n=2, T=3, d=8)
+    for k, (p, lr) in enumerate(zip(settings.p, settings.lr, strict=True)):
+        W1, W2 = descend_both(TwoLayers(problem), p, 30, lr)[-1].unbind(1)
+        _, second, H = TwoLayers(problem).forward(W1, W2)
+        for j, r in enumerate(settings.p):
+            best = mh.attention_svm(H, problem.z, second.argmax(-1), r, settings.tol)
+            expected = mh.PNorm(p).direction_divergence(best.W, W2, (-2, -1))
+            expected = expected.where(best.optimal, torch.nan)
+            torch.testing.assert_close(found["cross"][:, k, 1, j], expected, equal_nan=True)
 
 
 def test_layers_that_stand_still_or_prefer_another_p_do_not_hold() -> None:

@@ -69,6 +69,16 @@ def test_data_that_say_nothing_are_said_to_say_nothing():
     assert "the data do not distinguish the exponents" in repr(choice)
 
 
+def test_exponents_that_are_equally_good_are_rarely_distinguished():
+    """The chosen one is the best of eight, so the worst is behind it by chance alone."""
+    g = generator(1)
+    X = torch.randn(50, 40, 8, 20, generator=g, dtype=torch.float64)
+    z = torch.randn(50, 40, 20, generator=g, dtype=torch.float64)
+    choice = mh.choose_p(X, z, torch.randint(0, 8, (50, 40), generator=g), tol=1e-3)
+    found = torch.as_tensor(choice.distinguishable)
+    assert int(found.sum()) <= 3  # of 50 problems
+
+
 def test_a_tie_of_tokens_is_not_a_selection():
     """A fold whose other samples have one token leaves W = 0: it selects nothing."""
     X = torch.eye(2, dtype=torch.float64).expand(2, 2, 2)

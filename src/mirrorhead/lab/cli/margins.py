@@ -119,7 +119,7 @@ class Margins:
         rule, seed = run.preset.training.optimizer, run.preset.training.seed
         return ModelMargins(
             name, texts, tokens, self.query, tuple(checkpoints), candidate_name(rule), rule.lr,
-            rule.p, seed,
+            rule.p, seed, self.seed,
         )  # fmt: skip
 
     def _pretrained_margins(self) -> ModelMargins:
@@ -128,7 +128,8 @@ class Margins:
 
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a folder is all that is read
         try:
-            model: Any = load_encoder(self.model).eval()
+            # In half precision, attention is too coarse to be compared with the formula.
+            model: Any = load_encoder(self.model).float().eval()
             batch = self._pretrained_batch()
         except PretrainedError as error:
             raise UserError(str(error)) from error
@@ -137,7 +138,7 @@ class Margins:
         with ProgressBars({self.model.name: total * len(self.p)}, "solutions") as bars:
             checkpoint = CheckpointMargins("as it is", self._measure(model, batch, bars))
         name, (texts, tokens) = self.model.resolve().name, batch.ids.shape
-        return ModelMargins(name, texts, tokens, self.query, (checkpoint,))
+        return ModelMargins(name, texts, tokens, self.query, (checkpoint,), text_seed=self.seed)
 
     def _measure(self, model: nn.Module, batch: Batch, bars: ProgressBars) -> Any:
         from mirrorhead.lab.evaluation.head_margins import measure_heads

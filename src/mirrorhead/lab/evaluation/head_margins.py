@@ -15,7 +15,7 @@ W itself selects its tokens, so the constraints always have a solution unless tw
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -25,7 +25,6 @@ from msgspec import Meta, Struct
 from torch import Tensor
 
 from mirrorhead.lab.models.key_query import LayerHeads, Query, read_heads
-from mirrorhead.lab.runtime.errors import RunError
 from mirrorhead.lab.runtime.json_files import read_json
 from mirrorhead.margin import attention_svm
 from mirrorhead.potentials import PNorm
@@ -72,6 +71,7 @@ class ModelMargins(Struct, frozen=True):
         model: the name of its folder.
         optimizer, lr, p, seed: of the run; None for a model that is not a run.
         texts, tokens: numbers of texts, and of tokens of a text at most.
+        text_seed: of the draw of the texts; older files have none.
         query: whose attention is read.
     """
 
@@ -84,6 +84,7 @@ class ModelMargins(Struct, frozen=True):
     lr: float | None = None
     p: float | None = None
     seed: int | None = None
+    text_seed: int | None = None
 
     @property
     def last(self) -> CheckpointMargins:
@@ -166,20 +167,17 @@ def load_margins(folder: Path) -> list[ModelMargins]:
 
 def mean_over_heads(
     found: CheckpointMargins, p: float, of: Callable[[Nearness], float | None]
-) -> float:
-    """Return the mean of a quantity over all heads that have one; a RunError if none has."""
+) -> float | None:
+    """Return the mean of a quantity over all heads that have one; None if no head has."""
     values = [
         value
         for head in found.heads
         for one in head.by_p
         if one.p == p and (value := of(one)) is not None
     ]
-    if not values:
-        raise RunError(f"{found.name}: no head has a solution for p = {p:g}")
-    return sum(values) / len(values)
+    return sum(values) / len(values) if values else None
 
 
-def exponents(found: Sequence[ModelMargins]) -> Iterator[float]:
-    """Yield the exponents that every model was measured with."""
-    sets = [{one.p for head in model.last.heads for one in head.by_p} for model in found]
-    yield from sorted(set.intersection(*sets)) if sets else ()
+def exponents(found: Sequence[ModelMargins]) -> list[float]:
+    """Return the exponents that any of the models was measured with."""
+    return sorted({one.p for model in found for head in model.last.heads for one in head.by_p})

@@ -131,6 +131,23 @@ class Measures(Struct, frozen=True, omit_defaults=True):
                 _check_keys(part, found, (split,))
                 _check_keys(f"{part}.{split}", found[split], SCORERS)
 
+    def test_accuracy_at(self, level: float) -> float | None:
+        """Return test accuracy where training accuracy was `level`; None if it was not reached.
+
+        Epochs pass a level by different amounts, fast optimizers by more, and test accuracy falls
+        on the way. So this interpolates linearly between the epoch that reached the level and the
+        one before it whose weights were kept.
+        """
+        after = self.milestones.get(level)
+        if after is None:
+            return None
+        earlier = [one for one in self.milestones.values() if one.train_accuracy < level]
+        if not earlier:
+            return after.test_accuracy
+        before = max(earlier, key=lambda one: one.train_accuracy)
+        share = (level - before.train_accuracy) / (after.train_accuracy - before.train_accuracy)
+        return before.test_accuracy + share * (after.test_accuracy - before.test_accuracy)
+
 
 class RunResults(Struct, frozen=True):
     """A final run: the epoch that validation chose, accuracies there, measures, time.

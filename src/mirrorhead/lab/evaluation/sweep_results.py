@@ -30,7 +30,7 @@ from mirrorhead.lab.runtime.json_files import from_plain, read_json
 from mirrorhead.lab.runtime.progress import ProgressBars
 from mirrorhead.lab.training.comparisons import COMPARISONS, candidate_name
 from mirrorhead.lab.training.loggers import read_log
-from mirrorhead.lab.training.presets import PRESETS, Sets, load_sets, preset
+from mirrorhead.lab.training.presets import PRESETS, Preset, Sets, load_sets, preset
 from mirrorhead.lab.training.run_folder import Run, load_run, read_outcome
 from mirrorhead.lab.training.runs import read_score
 from mirrorhead.lab.training.settings import OptimizerSettings
@@ -99,12 +99,12 @@ def collect(
     found = dict(zip(folders, _measures(folders, jobs, data, partial), strict=True))
     optimizers = tuple(_optimizer(one, path, found) for one in record.tuned)
     results = ComparisonResults(
-        name=_study(asked, base.data),
+        name=_study(asked.preset, base.data),
         preset=asked.preset,
         epochs=asked.epochs or base.training.epochs,
         batch_size=base.training.batch_size,
         rule=record.rule,
-        command=_command(_study(asked, base.data), asked),
+        command=_command(_study(asked.preset, base.data), asked),
         sizes=sizes,
         optimizers=optimizers,
         baselines=_baselines(list(found.values())),
@@ -133,10 +133,10 @@ def write_run_results(
         measures=from_plain(measures, Measures, str(run.folder / "measures.json")),
         seconds_per_epoch=_seconds(run.folder),
     )
-    name = candidate_name(training.optimizer)
+    name, base = candidate_name(training.optimizer), _preset_name(run)
     results = ComparisonResults(
-        name=run.preset.data,
-        preset=_preset_name(run),
+        name=_study(base, run.preset.data),
+        preset=base,
         epochs=training.epochs,
         batch_size=training.batch_size,
         rule="a single run; no learning rate was tuned",
@@ -164,14 +164,18 @@ def find_record(sweep: str | Path) -> Path:
     return found[0]
 
 
-def _study(asked: Asked, data: Any) -> Any:
-    """Return the comparison that a sweep's preset belongs to."""
-    return next((name for name, c in COMPARISONS.items() if c.preset == asked.preset), data)
+def _study(base: str, data: Any) -> Any:
+    """Return the comparison that a preset belongs to."""
+    return next((name for name, c in COMPARISONS.items() if c.preset == base), data)
 
 
 def _preset_name(run: Run) -> str:
-    """Return the name of the preset whose model the run has."""
-    same = (name for name, found in PRESETS.items() if found.model == run.preset.model)
+    """Return the name of the preset whose model the run has, and which epoch it keeps."""
+
+    def about(chosen: Preset) -> Any:
+        return chosen.model, chosen.training.choose
+
+    same = (name for name, found in PRESETS.items() if about(found) == about(run.preset))
     return next(same, "custom")
 
 

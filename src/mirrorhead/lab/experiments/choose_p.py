@@ -155,11 +155,15 @@ def verdict(result: Result[Settings]) -> Verdict:
     cell = np.unravel_index(regret.argmax(), regret.shape)
     worst = f"{settings.kinds[cell[0]]}, n = {settings.n[cell[1]]}"
     selected = chosen[:, 0, -1].mean(), accuracy[:, 0, -1, two].mean()
+    oracle = (accuracy.max(-1).mean(0) - best).mean()  # the best exponent of each trial
+    ends = result["accuracy"][:, 0, -1, len(settings.p) :].mean(0)
+    at_ends = f", p = 1 {ends[0]:.1%} and p = inf {ends[1]:.1%}" if len(ends) else ""
     return judge(
         f"the choice loses {regret.mean():.1%} to the best fixed p on average, at most "
-        f"{regret.max():.1%} ({worst}); for {settings.kinds[0]} and n = {settings.n[-1]} it "
-        f"selects {selected[0]:.1%} of the tokens of fresh samples, p = {settings.p[two]:g} "
-        f"{selected[1]:.1%} (gain {gain.mean():.1%} +- {error:.1%}); the margin bound loses "
+        f"{regret.max():.1%} ({worst}), and an oracle gains {oracle:.1%}; for {settings.kinds[0]} "
+        f"and n = {settings.n[-1]} it selects {selected[0]:.1%} of the tokens of fresh samples, "
+        f"p = {settings.p[two]:g} {selected[1]:.1%}{at_ends} (gain over p = {settings.p[two]:g} "
+        f"{gain.mean():.1%} +- {error:.1%}); the margin bound loses "
         f"{bound.mean():.1%} on average, at most {bound.max():.1%}; descent differs from the "
         f"solutions by {descent:.1%} on average",
         bool(regret.mean() <= 0.03 and gain.mean() > 2 * error),

@@ -48,10 +48,11 @@ class Settings(TrialSettings):
 
 def run(settings: Settings) -> dict[str, Tensor]:
     """For each p "layers p", the divergence of each layer to the lp-AttSVM of what it sees at the
-    end, (trials, records, 2). cross: at the end, to the solutions of every exponent, (trials,
-    exponents of the path, 2, exponents of the solution); all_queries: of W_1 to the solution of
-    all queries, (trials, exponents); one_hot: the share of samples with one-hot attention,
-    (trials, exponents, 2). NaN where a layer's tokens have no solution."""
+    end, (trials, records, 2). cross: at the end, to the solutions of every exponent, in the
+    geometry of the path, (trials, exponents of the path, 2, exponents of the solution);
+    all_queries: of W_1 to the solution of all queries, (trials, exponents); one_hot: the share of
+    samples with one-hot attention, (trials, exponents, 2). NaN where a layer's tokens have no
+    solution."""
     model = TwoLayers(
         random_problem(settings.trials, settings.n, settings.T, settings.d, settings.first)
     )
@@ -61,15 +62,17 @@ def run(settings: Settings) -> dict[str, Tensor]:
         weights = descend_both(model, p, steps, lr)  # (records, trials, 2, d, d)
         seen = _Seen(model, weights[-1])
         solutions = {r: seen.solutions(r, settings.tol) for r in settings.p}
-        divergence = [_divergence(solutions[p][layer], weights[:, :, layer]) for layer in range(2)]
+        divergence = [
+            _divergence(p, solutions[p][layer], weights[:, :, layer]) for layer in range(2)
+        ]
         arrays[f"layers {p:g}"] = torch.stack(divergence, -1).transpose(0, 1)
         table = [
-            [_divergence(solutions[r][layer], weights[-1:, :, layer])[0] for r in settings.p]
+            [_divergence(p, solutions[r][layer], weights[-1:, :, layer])[0] for r in settings.p]
             for layer in range(2)
         ]
         cross.append(torch.stack([torch.stack(row, -1) for row in table], 1))
         everything = seen.all_queries(p, settings.tol)
-        all_queries.append(_divergence(everything, weights[-1:, :, 0])[0])
+        all_queries.append(_divergence(p, everything, weights[-1:, :, 0])[0])
         one_hot.append(seen.one_hot())
     return arrays | {
         "cross": torch.stack(cross, 1),
@@ -126,9 +129,13 @@ class _Seen:
         return x.take_along_dim(self.row.unsqueeze(-1), -1).squeeze(-1)
 
 
-def _divergence(solution: MarginSolution, W: Tensor) -> Tensor:
-    """The divergence of the directions of W (records, trials, d, d), NaN without a solution."""
-    found = direction_divergence(solution.p, solution.W, W, 2)
+def _divergence(p: float, solution: MarginSolution, W: Tensor) -> Tensor:
+    """The divergence of the directions of W (records, trials, d, d), NaN without a solution.
+
+    It is measured in the geometry of the path's p, as in Figure 4: in those of the solutions it
+    would have other scales, and could not be compared between them.
+    """
+    found = direction_divergence(p, solution.W, W, 2)
     return found.where(solution.optimal, torch.nan)
 
 

@@ -6,7 +6,9 @@ the first run. Losses are nats per character on test data.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,6 +30,7 @@ from mirrorhead.lab.report.findings import Finding
 from mirrorhead.lab.report.part import Part, PartFigure
 from mirrorhead.lab.report.real_data.claims import Claim, Comparison, Measure, judge_comparisons
 from mirrorhead.lab.report.table import NOTHING, Cell, Table, between, mean, number, word
+from mirrorhead.lab.training.language_model import CHARACTERS
 
 NAME = "language"
 COMMAND = "python benchmarks/language_model.py run"
@@ -37,8 +40,11 @@ RULE = (
     "Each comparison is between means over seeds: seeds 1 to 5 at the chosen rates, seeds 0 to 2 at"
     " given rates. It is as claimed if Welch's 95 % interval of the difference lies entirely on the"
     " claimed side. A claim holds if all its comparisons are as claimed, and holds with a remark if"
-    " every primary one is but a secondary one is not. Otherwise it does not hold."
+    " every primary one is but a secondary one is not. Otherwise it does not hold. A run that"
+    " diverged counts with the loss of a guess at random."
 )
+#: The loss of a run that diverged: all characters are equally likely.
+GUESS = math.log(len(CHARACTERS))
 #: Between a method and a rate, in the name of a side of a comparison.
 AT = " at "
 PLUS_MINUS = "Mean over seeds ± their standard deviation."
@@ -72,26 +78,37 @@ def judge(runs: Runs, claim: Claim) -> Finding:
         docs=("language-models", "results"),
         about=f"{len(SEEDS)} seeds for each method at its chosen rate. To make the runs:",
     )  # fmt: skip
-    return judge_comparisons(finding, claim, partial(_values, runs))
+    sides = dict.fromkeys(side for c in claim.comparisons for side in (c.one, c.two))
+    gone = [
+        f"{side}, seed {run.seed}" for side in sides for run in _runs(runs, side) if run.diverged
+    ]
+    counted = f" Diverged, and counted as {GUESS:.2f}: {'; '.join(gone)}." if gone else ""
+    return judge_comparisons(finding, claim, partial(_values, runs), counted)
 
 
 def _values(runs: Runs, side: str, measure: Measure) -> list[float]:
-    """Return a number of each run of a method, at the chosen rate or "at" another.
-
-    A ValueError says what is missing.
-    """
-    method, _, rate = side.partition(AT)
-    lr, seeds = (float(rate), (TUNING_SEED, *TABLE_SEEDS)) if rate else (None, SEEDS)
-    lr = lr or chosen_rate(runs, method)
+    """Return a number of each run of a side; a ValueError says what is missing."""
+    method, lr, seeds = _asked(runs, side)
     if lr is None:
-        raise ValueError(f"the tuning of {method} is not finished")
-    found = {seed: runs.get((method, lr, seed)) for seed in seeds}
-    if left := [seed for seed, run in found.items() if run is None]:
+        raise ValueError(f"the tuning of {method} is not finished, or all its rates diverged")
+    found = _runs(runs, side)
+    if left := sorted({*seeds} - {run.seed for run in found}):
         raise ValueError(f"{method} at {lr:g} has no run of seeds {left}")
-    if gone := [seed for seed, run in found.items() if run and run.diverged]:
-        raise ValueError(f"{method} at {lr:g} diverged with seeds {gone}")
     of: Any = measure.of
-    return [of(run) for run in found.values()]
+    return [GUESS if run.diverged else of(run) for run in found]
+
+
+def _runs(runs: Runs, side: str) -> list[LanguageRun]:
+    """Return the runs of a side that are there: a method at its chosen rate, or "at" another."""
+    method, lr, seeds = _asked(runs, side)
+    return [runs[key] for seed in seeds if lr and (key := (method, lr, seed)) in runs]
+
+
+def _asked(runs: Runs, side: str) -> tuple[str, float | None, tuple[int, ...]]:
+    method, _, rate = side.partition(AT)
+    if rate:
+        return method, float(rate), (TUNING_SEED, *TABLE_SEEDS)
+    return method, chosen_rate(runs, method), SEEDS
 
 
 def final_runs(runs: Runs, name: str) -> list[LanguageRun]:
@@ -181,7 +198,7 @@ def _results(runs: Runs) -> Table:
         rows.append(
             (
                 word(name),
-                Cell(f"{lr:g}", lr) if lr else NOTHING,
+                Cell(f"{lr:g}{_edge(lr)}", lr) if lr else NOTHING,
                 mean(test, 4),
                 between(test, 4),
                 mean([run.validation for run in found if run.validation is not None], 4),
@@ -194,19 +211,36 @@ def _results(runs: Runs) -> Table:
         "Method", "lr", "Test loss", "Lowest to highest", "Validation loss", "Largest weight",
         "Weights below 1 % of the largest, %", "Seeds",
     )  # fmt: skip
-    note = f"{PLUS_MINUS} The last column but one is the mean over matrices."
+    note = (
+        f"{PLUS_MINUS} The last column but one is the mean over matrices. ** The rate is the"
+        " smallest or largest of those tried, so that a rate beyond might be better."
+    )
     return Table(f"{NAME}-results", "Results at the chosen rates", columns, tuple(rows), note)
+
+
+def _edge(lr: float) -> str:
+    return " **" if lr in (min(RATES), max(RATES)) else ""
 
 
 def _rates(runs: Runs) -> Table:
     rates = sorted(RATES)
     rows = []
     for name in METHODS:
-        cells = [mean(_at(runs, name, lr), 3) for lr in rates]
+        cells = [_rate_cell(runs, name, lr) for lr in rates]
         rows.append((word(name), *cells))
-    note = f"Test loss at each learning rate. {PLUS_MINUS} A single number is one seed."
+    note = (
+        f"Test loss at each learning rate. {PLUS_MINUS} A single number is one seed. In brackets:"
+        " how many seeds diverged, which the mean leaves out."
+    )
     columns = ("Method", *(f"lr {lr:g}" for lr in rates))
     return Table(f"{NAME}-rates", "The same learning rate for all", columns, tuple(rows), note)
+
+
+def _rate_cell(runs: Runs, name: str, lr: float) -> Cell:
+    cell = mean(_at(runs, name, lr), 3)
+    tried = [runs.get((name, lr, seed)) for seed in (TUNING_SEED, *SEEDS)]
+    gone = sum(run is not None and run.diverged for run in tried)
+    return replace(cell, text=f"{cell.text} ({gone} diverged)") if gone else cell
 
 
 def _pruned(runs: Runs) -> Table:

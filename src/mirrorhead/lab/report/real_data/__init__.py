@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from mirrorhead.lab.evaluation.results import ComparisonResults
 from mirrorhead.lab.report.part import Part
-from mirrorhead.lab.report.real_data.claims import RULE, judge_study
+from mirrorhead.lab.report.real_data.claims import RULE, RULE_OF_BOTH, judge_study
 from mirrorhead.lab.report.real_data.figures import drawings
 from mirrorhead.lab.report.real_data.tables import tables
 from mirrorhead.lab.report.table import NOTHING, Cell, Table, number, word
@@ -29,7 +29,7 @@ def part(study: ComparisonResults, studies: Sequence[ComparisonResults] = ()) ->
         TITLES[study.name],
         about(study),
         study.rule,
-        RULE,
+        RULE + RULE_OF_BOTH if study.to_the_end else RULE,
         study.command,
         tuple(judge_study(study, studies)),
         drawings(study),
@@ -56,14 +56,14 @@ def about(study: ComparisonResults) -> str:
 def single_runs(runs: Mapping[str, ComparisonResults]) -> Part:
     """Return the part with a table of runs, by the names of their folders."""
     columns = (
-        "Run", "Data", "Optimizer", "lr", "Seed", "Best epoch", "Validation %", "Test %",
+        "Run", "Study", "Optimizer", "lr", "Seed", "Epoch", "Validation %", "Test %",
         "90 % pruned", "Gini of queries", "Entropy", "ERASER val AUPRC", "Edits test AUPRC",
     )  # fmt: skip
     note = (
-        "Accuracies in %, of the epoch with the best validation accuracy. Pruning sets the smallest"
-        " weights of every matrix to 0 without retraining. Entropy is that of [CLS]'s attention in"
-        " the last layer. One run shows no effect of an optimizer: compare over several seeds with"
-        " `mirrorhead sweep`."
+        "Accuracies in %, of the epoch with the best validation accuracy, or of the last in a run"
+        " to the end. Pruning sets the smallest weights of every matrix to 0 without retraining."
+        " Entropy is that of [CLS]'s attention in the last layer. One run shows no effect of an"
+        " optimizer: compare over several seeds with `mirrorhead sweep`."
     )
     rows = tuple(_row(name, results) for name, results in runs.items())
     return Part(

@@ -25,8 +25,8 @@ CAPTIONS = {
     " where the middle 80 % of the seeds are.",
     "weights": "Sizes of the weights of W_K, W_Q and W_V, with the first seed, and a dot at the"
     " largest (Figure 8); to the right of the dotted line they count as large.",
-    "equal-training": "Test accuracy along training, against training accuracy: mean over the"
-    " seeds that came so far, and where the middle 80 % of them are.",
+    "equal-training": "Test accuracy along training, against training accuracy, interpolated"
+    " between epochs: mean over the seeds that came so far, and where the middle 80 % of them are.",
     "selection": "How well the tokens that people point at are found (AUPRC): a dot for each seed,"
     " full for attention, hollow for gradient × input; the dashed line is random.",
 }
@@ -61,15 +61,13 @@ def equal_training(study: ComparisonResults) -> Figure:
     """Test accuracy against training accuracy, at the milestones."""
     figure, (axis,) = panels(1, height=4.2)
     for k, optimizer in enumerate(study.trained):
-        runs = [run.measures.milestones for run in optimizer.runs]
-        levels = sorted({level for there in runs for level in there if level})
-        at_level = [[there[level] for there in runs if level in there] for level in levels]
+        measures = [run.measures for run in optimizer.runs]
+        levels = sorted({level for one in measures for level in one.milestones if level})
+        found = [[one.test_accuracy_at(level) for one in measures] for level in levels]
+        values = [[100 * value for value in some if value is not None] for some in found]
         x = [100 * level for level in levels]
-        means = [100 * np.mean([one.test_accuracy for one in some]) for some in at_level]
-        low, high = (
-            [100 * np.quantile([one.test_accuracy for one in some], q) for some in at_level]
-            for q in (0.1, 0.9)
-        )
+        means = [np.mean(some) for some in values]
+        low, high = ([np.quantile(some, q) for some in values] for q in (0.1, 0.9))
         colour = COLOURS[k % len(COLOURS)]
         axis.plot(x, means, "o-", color=colour, label=optimizer.name)
         axis.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)

@@ -46,6 +46,27 @@ def welch(one: Sequence[float], two: Sequence[float], level: float = LEVEL) -> D
     return Difference(value, float(interval.low), float(interval.high))
 
 
+def paired(one: Sequence[float], two: Sequence[float], level: float = LEVEL) -> Difference:
+    """Return mean(one) - mean(two) with Student's interval, for two values of the same runs.
+
+    >>> found = paired([1.1, 2.1, 3.4], [1.0, 2.0, 3.0])
+    >>> round(found.value, 3), round(found.low, 3), round(found.high, 3)
+    (0.2, -0.23, 0.63)
+    """
+    if len(one) < 2:
+        raise ValueError(f"an interval needs at least 2 seeds, got {len(one)}")
+    from scipy.stats import ttest_1samp
+
+    differences = [a - b for a, b in zip(one, two, strict=True)]
+    value = fmean(differences)
+    if len(set(differences)) == 1:  # no variance: t is 0/0
+        return Difference(value, value, value)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Precision loss", RuntimeWarning)  # nearly equal values
+        interval = ttest_1samp(differences, 0.0).confidence_interval(level)
+    return Difference(value, float(interval.low), float(interval.high))
+
+
 def outcome(difference: Difference, margin: float = 0.0) -> Outcome:
     """Say whether a difference is above -margin, with the whole interval.
 

@@ -74,17 +74,18 @@ def _equal_training(study: ComparisonResults) -> Table:
     columns: Columns = {"Optimizer": lambda one: word(one.name)}
     columns |= {f"Train {100 * level:g} %": partial(_reached, level) for level in levels if level}
     note = (
-        "Test accuracy in % after the first epoch in which this share of the training reviews was"
-        f" classified correctly, with dropout on. {PLUS_MINUS} In brackets: how many seeds"
-        " reached it, if not all."
+        "Test accuracy in % where this share of the training reviews was classified correctly,"
+        " with dropout on: interpolated between the first epoch that reached it and the one before"
+        f" whose weights were kept. {PLUS_MINUS} In brackets: how many seeds reached it, if not"
+        " all."
     )
     title = "Test accuracy at equal training accuracy"
     return Table.of(f"{study.name}-equal-training", title, columns, study.trained, note)
 
 
 def _reached(level: float, optimizer: OptimizerResults) -> Cell:
-    found = [run.measures.milestones.get(level) for run in optimizer.runs]
-    values = [one.test_accuracy for one in found if one is not None]
+    found = optimizer.values(lambda run: run.measures.test_accuracy_at(level))
+    values = [value for value in found if value is not None]
     if not values:
         return NOTHING
     cell = mean(values, 2, 100)
