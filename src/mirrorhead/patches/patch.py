@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,13 +39,15 @@ from mirrorhead.patches.overlay import (
 from mirrorhead.patches.selection import (
     Changes,
     Progress,
+    Reading,
     changes_of,
+    check_size,
     common_names,
     drawn_changes,
     find_cut,
     kept_changes,
     matches,
-    parse_bytes,
+    most_changes,
 )
 
 _NO_HASH = "0" * 64
@@ -110,7 +111,7 @@ class Patch:
                 whole if they changed and are not counted. They may be new in `tuned`.
             progress: called with the bytes read so far and in all.
         """
-        limit = _check_size(keep, count, max_bytes, tolerance)
+        limit = check_size(keep, count, max_bytes, tolerance)
         check_seed(seed)
         if random and keep is None:
             raise ValueError("random=True needs keep, the share of the changes to take")
@@ -124,7 +125,7 @@ class Patch:
             if old.infos[n].floating and not any(matches(m, patterns) for m in (n, *tied))
         ]
         passes = 2 if random or tolerance is not None else 4
-        report = _Reading(progress, passes * sum(old.infos[n].bytes for n in sparse))
+        report = Reading(progress, passes * sum(old.infos[n].bytes for n in sparse))
 
         def step(name: str) -> None:
             report.add(old.infos[name].bytes)
@@ -139,7 +140,7 @@ class Patch:
         elif tolerance is not None:
             found = kept_changes(old, new, sparse, float(tolerance), step)
         else:
-            most = _most(keep, count, limit, sum(old.infos[n].size for n in sparse))
+            most = most_changes(keep, count, limit, sum(old.infos[n].size for n in sparse))
             found = kept_changes(old, new, sparse, find_cut(old, new, sparse, most, step), step)
         tensors = {
             name: TensorPatch(old.infos[name], c.index, c.after, c.before, _NO_HASH, _NO_HASH)
@@ -193,7 +194,7 @@ class Patch:
         """
         source = self._target(target, out)
         tensors = by_target_name(source, self.tensors)
-        report = _Reading(progress, self._bytes_of(source) * (2 if out else 1))
+        report = Reading(progress, self._bytes_of(source) * (2 if out else 1))
         check_applicable(source, tensors, report.add)
         self._check_new(target, source)
         if isinstance(source, FileCheckpoint):
@@ -221,7 +222,7 @@ class Patch:
         tensors = by_target_name(source, self.tensors)
         if isinstance(target, nn.Module):
             tensors = {name: patch for name, patch in tensors.items() if not patch.added}
-        report = _Reading(progress, self._bytes_of(source) * (2 if out else 1))
+        report = Reading(progress, self._bytes_of(source) * (2 if out else 1))
         check_revertible(source, tensors, report.add)
         old = {name: patch for name, patch in tensors.items() if not patch.added}
         gone = tuple(name for name, patch in tensors.items() if patch.added)
@@ -403,7 +404,7 @@ class Patch:
         progress: Progress | None,
     ) -> None:
         source = open_checkpoint(target, "target")
-        report = _Reading(progress, self._bytes_of(source))
+        report = Reading(progress, self._bytes_of(source))
         for name, patch in by_target_name(source, self.tensors).items():
             if wanted(patch) is None:  # a new tensor, which the base does not have
                 continue
@@ -467,52 +468,6 @@ class Patch:
     def _bytes_of(self, source: Checkpoint) -> int:
         names = by_target_name(source, self.tensors)
         return sum(source.infos[name].bytes for name in names if name in source.infos)
-
-
-class _Reading:
-    """Counts bytes and tells a caller's progress function."""
-
-    def __init__(self, progress: Progress | None, total: int) -> None:
-        self.progress, self.total, self.done = progress, total, 0
-
-    def add(self, size: int) -> None:
-        self.done = min(self.done + size, self.total)
-        if self.progress is not None:
-            self.progress(self.done, self.total)
-
-    def finish(self) -> None:
-        self.add(self.total)
-
-
-def _check_size(
-    keep: float | None, count: int | None, max_bytes: int | str | None, tolerance: float | None
-) -> int | None:
-    """Check the four ways to give a size; the number of bytes if that is the one."""
-    given = [size for size in (keep, count, max_bytes, tolerance) if size is not None]
-    if len(given) > 1:
-        raise ValueError("give only one of keep, count, max_bytes and tolerance")
-    if keep is not None and (not _is_number(keep) or not 0 < keep <= 1):
-        raise ValueError(f"keep must be above 0 and at most 1, got {keep!r}")
-    if count is not None and (
-        not _is_number(count) or not isinstance(count, Integral) or count < 1
-    ):
-        raise ValueError(f"count must be a whole number of at least 1, got {count!r}")
-    if tolerance is not None and (not _is_number(tolerance) or not 0 <= tolerance < float("inf")):
-        raise ValueError(f"tolerance must be finite and at least 0, got {tolerance!r}")
-    return None if max_bytes is None else parse_bytes(max_bytes)
-
-
-def _is_number(size: Any) -> bool:
-    return isinstance(size, Real) and not isinstance(size, bool)
-
-
-def _most(keep: float | None, count: int | None, limit: int | None, weights: int) -> int:
-    """The largest number of changes that the size allows."""
-    if limit is not None:
-        return limit // 3  # a byte of index and one each of value and original, at least
-    if keep is not None:
-        return max(1, round(keep * weights))
-    return weights if count is None else int(count)
 
 
 def _whole_tensors(

@@ -13,6 +13,8 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from numbers import Integral, Real
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -214,6 +216,52 @@ def parse_bytes(size: int | str) -> int:
     if number < 1:
         raise ValueError(f"max_bytes must be at least 1, got {size!r}")
     return number
+
+
+class Reading:
+    """Counts bytes and tells a caller's progress function."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self.progress, self.total, self.done = progress, total, 0
+
+    def add(self, size: int) -> None:
+        self.done = min(self.done + size, self.total)
+        if self.progress is not None:
+            self.progress(self.done, self.total)
+
+    def finish(self) -> None:
+        self.add(self.total)
+
+
+def check_size(
+    keep: float | None, count: int | None, max_bytes: int | str | None, tolerance: float | None
+) -> int | None:
+    """Check the four ways to give a size; the number of bytes if that is the one."""
+    given = [size for size in (keep, count, max_bytes, tolerance) if size is not None]
+    if len(given) > 1:
+        raise ValueError("give only one of keep, count, max_bytes and tolerance")
+    if keep is not None and (not _is_number(keep) or not 0 < keep <= 1):
+        raise ValueError(f"keep must be above 0 and at most 1, got {keep!r}")
+    if count is not None and (
+        not _is_number(count) or not isinstance(count, Integral) or count < 1
+    ):
+        raise ValueError(f"count must be a whole number of at least 1, got {count!r}")
+    if tolerance is not None and (not _is_number(tolerance) or not 0 <= tolerance < float("inf")):
+        raise ValueError(f"tolerance must be finite and at least 0, got {tolerance!r}")
+    return None if max_bytes is None else parse_bytes(max_bytes)
+
+
+def _is_number(size: Any) -> bool:
+    return isinstance(size, Real) and not isinstance(size, bool)
+
+
+def most_changes(keep: float | None, count: int | None, limit: int | None, weights: int) -> int:
+    """The largest number of changes that the size allows."""
+    if limit is not None:
+        return limit // 3  # a byte of index and one each of value and original, at least
+    if keep is not None:
+        return max(1, round(keep * weights))
+    return weights if count is None else int(count)
 
 
 def _key(changes: Changes) -> Tensor:
