@@ -5,7 +5,8 @@
 
 The last block of all-MiniLM-L6-v2 (1.8 million weights) learns TREC from what the first five give,
 which is computed once. So a step takes milliseconds, and 10,000 steps are affordable. The reach is
-the suggested one, `default_reach`, times 0.1 to 10. Each run appends a line to the results.
+the suggested one, `default_reach`, times 0.1 to 10; `steps` is `full_steps`. Each run appends a
+line to the results.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from mirrorhead import MirrorAdam
 from mirrorhead.lab.datasets import load_sentences
 from mirrorhead.lab.models.pretrained import PretrainedClassifier, Tokens, default_encoder
 from mirrorhead.lab.runtime.json_files import append_json_line, read_json_lines
-from mirrorhead.lab.training.tuning import default_reach, schedule
+from mirrorhead.lab.training.tuning import default_reach, full_steps, schedule
 
 RESULTS = Path(__file__).parents[1] / "results" / "reach.jsonl"
 EXPONENTS = (1.05, 1.2, 1.5)
@@ -105,7 +106,7 @@ def perform(p: float, factor: float, length: int) -> dict[str, Any]:
     start = [w.detach().clone() for w in weights]
     factors = [schedule(step, length, 0.1) for step in range(length)]
     reach = factor * default_reach(p)
-    ours = MirrorAdam(weights, reach, p, center="init", steps=sum(factors))
+    ours = MirrorAdam(weights, reach, p, center="init", steps=full_steps(factors))
     head = AdamW(model.head.parameters(), 5e-3, weight_decay=0.0)
     generator = torch.Generator().manual_seed(0)
     places = torch.empty(0, dtype=torch.long)

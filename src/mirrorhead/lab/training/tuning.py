@@ -79,6 +79,20 @@ def default_reach(p: float) -> float:
     return min(1.5, 1e-3 * 4 ** (1 / (p - 1)))
 
 
+#: Named for longer runs. In 10,000 steps no weight's gradient keeps its sign, and with the whole
+#: sum as `steps` nothing moves: see docs/patches.md.
+MOST_STEPS = 600.0
+
+
+def full_steps(factors: Sequence[float]) -> float:
+    """`steps` of a centred optimizer for a schedule: the sum of its factors, at most 600.
+
+    >>> full_steps([1.0, 0.5]), full_steps([1.0] * 10_000)
+    (1.5, 600.0)
+    """
+    return min(sum(factors), MOST_STEPS)
+
+
 @dataclass(frozen=True, eq=False)
 class TuneSets:
     """The tokens of a task's three sets."""
@@ -140,7 +154,8 @@ def fine_tune(
     if optimizer is None:
         reach = settings.reach or default_reach(settings.p)
         matrices = list(model.train_matrices().values())
-        optimizer = MirrorAdam(matrices, reach, settings.p, center="init", steps=sum(factors))
+        full = full_steps(factors)
+        optimizer = MirrorAdam(matrices, reach, settings.p, center="init", steps=full)
     head = AdamW(model.head.parameters(), settings.head_lr, weight_decay=0.0)
     rates = [group["lr"] for o in (optimizer, head) for group in o.param_groups]
     result = TuneResult()
