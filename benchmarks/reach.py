@@ -141,7 +141,8 @@ def perform(p: float, factor: float, length: int) -> dict[str, Any]:
 def print_table(lines: list[dict[str, Any]]) -> None:
     """A row for each p and reach; for each length: change, density, accuracy, that of 0.1 %."""
     titles = [f"{length:,} steps" for length in LENGTHS]
-    print("| p | reach | " + " | ".join(titles) + " |\n| --- " * 2 + "| --- " * len(titles) + "|")
+    print("| p | reach | " + " | ".join(titles) + " |")
+    print("| --- " * (2 + len(titles)) + "|")
     found = {(one["p"], one["factor"], one["length"]): one for one in lines}
     for p, factor in product(EXPONENTS, FACTORS):
         cells = []

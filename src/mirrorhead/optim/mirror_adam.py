@@ -63,7 +63,8 @@ class MirrorAdam(MirrorOptimizer):
             the p-norm, and few weights change. `lr` is then the *reach*: how far a weight moves
             in the whole run if its gradient never changes sign. See docs/optimizer.md.
         steps: the number of steps at full learning rate, required with `center`. It is the length
-            of the run for a constant rate, and half of it for linear or cosine decay.
+            of the run for a constant rate, and half of it for linear or cosine decay, but at most
+            about 8 times its root: in long runs no gradient keeps its sign.
         knee: where the potential becomes quadratic, in units of r. None keeps the pure power
             |w|^p. The larger a weight, the faster it then moves, and at p = 1.1 a learning rate
             of 3e-3 can be too large.

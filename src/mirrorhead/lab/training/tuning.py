@@ -79,18 +79,17 @@ def default_reach(p: float) -> float:
     return min(1.5, 1e-3 * 4 ** (1 / (p - 1)))
 
 
-#: Named for longer runs. In 10,000 steps no weight's gradient keeps its sign, and with the whole
-#: sum as `steps` nothing moves: see docs/patches.md.
-MOST_STEPS = 600.0
-
-
 def full_steps(factors: Sequence[float]) -> float:
-    """`steps` of a centred optimizer for a schedule: the sum of its factors, at most 600.
+    """`steps` of a centred optimizer: the sum of the factors, at most 8 times its root.
+
+    In long runs no weight's gradient keeps its sign. The mean direction of noise over n steps falls
+    like 1/sqrt(n), and with the whole sum nothing would move (docs/patches.md).
 
     >>> full_steps([1.0, 0.5]), full_steps([1.0] * 10_000)
-    (1.5, 600.0)
+    (1.5, 800.0)
     """
-    return min(sum(factors), MOST_STEPS)
+    total = sum(factors)
+    return min(total, 8 * math.sqrt(total))
 
 
 @dataclass(frozen=True, eq=False)
