@@ -97,10 +97,7 @@ def example_2(halved: bool = False) -> AttentionProblem:
     The authors' code trains on half of the printed values: `halved` gives those.
     """
     X = torch.tensor(
-        [
-            [[-5.4, 2.4], [2.8, 4.2], [2.6, -0.2]],
-            [[0.8, -4.4], [-2.2, -0.8], [1.8, 0.2]],
-        ],
+        [[[-5.4, 2.4], [2.8, 4.2], [2.6, -0.2]], [[0.8, -4.4], [-2.2, -0.8], [1.8, 0.2]]],
         dtype=torch.float64,
     )
     X = X / 2 if halved else X

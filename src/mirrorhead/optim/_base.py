@@ -3,41 +3,31 @@
 from __future__ import annotations
 
 import math
-import numbers
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from numbers import Integral
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mirrorhead.optim._cached_plan import CachedPlan
-from mirrorhead.optim._centered import (
-    CenteredPlan,
-    first_scale,
-    like_param,
-    matched_centers,
-)
-from mirrorhead.optim._huge_pages import zeros_like_param
+from mirrorhead._checks import is_number
+from mirrorhead.optim._cached_plan import CachedPlan, can_be_kept
+from mirrorhead.optim._centered import CenteredPlan, first_scale, like_param, matched_centers
 from mirrorhead.optim._native import Checksums
-from mirrorhead.optim._param_state import ParamState, has_values
+from mirrorhead.optim._param_state import has_values, zeros_like_param
 from mirrorhead.optim._sharded import all_finite, all_true, local, local_gradient
-from mirrorhead.optim._step import Implementation, StepPlan, storage_for, wide_dtype
+from mirrorhead.optim._step import Implementation, StepPlan, dither_of, storage_for, wide_dtype
 from mirrorhead.potentials import check_p, signed_power
 
 Center = Literal["init"] | Mapping[str, Tensor] | Sequence[Tensor] | None
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
+Group = dict[str, Any]
+Plan = StepPlan | CenteredPlan | CachedPlan
 
-
-class _GroupStep(NamedTuple):
-    """The step of one group, and the parameters it moves."""
-
-    group: dict[str, Any]
-    params: list[Tensor]
-    plan: StepPlan | CenteredPlan | CachedPlan
+_CENTER = 'center must be None, "init", a state dict or a list of tensors'
 
 
 class MirrorOptimizer(Optimizer):
@@ -64,39 +54,31 @@ class MirrorOptimizer(Optimizer):
         if self._is_given(defaults["center"]):
             self.defaults["center"] = None  # the groups have what was given
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: Group) -> None:
         """Add a group, with any option of the constructor as its own, p included."""
         if not isinstance(param_group, dict):
             raise TypeError(f"param_group must be a dict, got {type(param_group).__name__}")
         param_group.update(plain_numbers(param_group))
         self.check_options({**self.defaults, **param_group})
         params = param_group["params"]
-        if not isinstance(params, Tensor):
-            params = param_group["params"] = list(params)
-        for entry in [params] if isinstance(params, Tensor) else params:
+        params = param_group["params"] = [params] if isinstance(params, Tensor) else list(params)
+        for entry in params:
             param = entry[1] if isinstance(entry, tuple) else entry
             if isinstance(param, Tensor) and not param.is_floating_point():
                 raise TypeError(
                     f"parameters must be real floating point tensors, got {param.dtype}"
                     " (a complex parameter can be given as torch.view_as_real of it)"
                 )
-        param_group = {"step": 0, **param_group}
-        center = param_group.get("center", self.defaults["center"])
-        centers = []
-        if center == "given":
-            raise ValueError('center must be None, "init", a state dict or a list of tensors')
-        if center is not None:
-            param_group.setdefault("reach", self._reach({**self.defaults, **param_group}))
-        if self._is_given(center):
-            pairs = [params] if isinstance(params, Tensor) else params
-            tensors = [pair[1] if isinstance(pair, tuple) else pair for pair in pairs]
-            names = [pair[0] for pair in pairs if isinstance(pair, tuple)]
-            centers = list(zip(tensors, matched_centers(center, names, tensors), strict=True))
-            param_group["center"] = "given"
-        super().add_param_group(param_group)
-        self._centers.update(centers)
+        if param_group.get("center", self.defaults["center"]) == "given":
+            raise ValueError(_CENTER)
+        super().add_param_group({"step": 0, **param_group})
+        try:
+            self._take_center(self.param_groups[-1])
+        except Exception:
+            self.param_groups.pop()
+            raise
 
-    def _reach(self, options: dict[str, Any]) -> float:
+    def _reach(self, options: Group) -> float:
         """Return how far the weights of a centred group can move before S grows."""
         return 1.0
 
@@ -111,10 +93,8 @@ class MirrorOptimizer(Optimizer):
         lr = options["lr"]
         if isinstance(lr, Tensor) and lr.numel() != 1:
             raise ValueError(f"lr as a tensor must have one element, got shape {tuple(lr.shape)}")
-        if not isinstance(lr, Tensor):
-            check_number("lr", lr)
-        elif has_values(lr):
-            check_number("lr", lr.item())
+        if not isinstance(lr, Tensor) or has_values(lr):
+            check_number("lr", lr.item() if isinstance(lr, Tensor) else lr)
         check_number("weight_decay", options["weight_decay"])
         for name in ("maximize", "keep_dual", "stochastic_rounding", "error_if_nonfinite"):
             if not isinstance(options[name], bool):
@@ -124,14 +104,9 @@ class MirrorOptimizer(Optimizer):
                 raise TypeError(f"{name} must be True, False or None, got {options[name]!r}")
         center = options["center"]
         if isinstance(center, str) and center not in ("init", "given"):
-            raise ValueError(
-                f'center must be None, "init", a state dict or a list of tensors, got {center!r}'
-            )
+            raise ValueError(f"{_CENTER}, got {center!r}")
         if cls._is_given(center) and (isinstance(center, Tensor) or not hasattr(center, "__len__")):
-            raise TypeError(
-                'center must be None, "init", a state dict or a list of tensors,'
-                f" got {type(center).__name__}"
-            )
+            raise TypeError(f"{_CENTER}, got {type(center).__name__}")
         if center is not None and options["stochastic_rounding"]:
             raise ValueError(
                 "stochastic_rounding cannot be used with center: unchanged weights would not keep"
@@ -154,96 +129,107 @@ class MirrorOptimizer(Optimizer):
                 loss = closure()
         # Everything that can fail comes first; then all groups move.
         steps = self._planned()
-        for one in steps:
-            one.plan.prepare()
-        checked: list[tuple[dict[str, Any], Tensor, bool | Tensor]] = []
+        for _, _, plan in steps:
+            plan.prepare()
+        checked: list[tuple[Group, Tensor, bool | Tensor]] = []
+        newly_planned: list[Tensor] = []
         for group, params, plan in steps:
             group["step"] += 1
             finite = plan.run()
             if not isinstance(plan, CachedPlan):
                 finite = all_finite(params, finite)
+                newly_planned += params
                 self._keep(group, params, plan)
             if group["error_if_nonfinite"]:
                 checked += [(group, q, ok) for q, ok in zip(params, finite, strict=True)]
         if self.state:  # torch's distributed checkpoint wants an entry for all or for none
-            for one in steps:
-                if not isinstance(one.plan, CachedPlan):
-                    for param in one.params:
-                        self.state.setdefault(param, {})
+            for param in newly_planned:
+                self.state.setdefault(param, {})
         if not all_true([ok for _, _, ok in checked]):
             bad = [(group, param) for group, param, ok in checked if not ok]
             raise RuntimeError(self._nonfinite_message(bad))
         return loss
 
-    def _planned(self) -> list[_GroupStep]:
-        """Check all groups and return the steps of those that have gradients."""
+    def _planned(self) -> list[tuple[Group, list[Tensor], Plan]]:
+        """Check all groups. Return those that have gradients, the weights to move, and how."""
         for group in self.param_groups:
             self._check_changed_options(group)
-        kept = [self._kept_plan(group) for group in self.param_groups]
-        with_gradient = [
-            plan.params if plan else [param for param in group["params"] if param.grad is not None]
-            for group, plan in zip(self.param_groups, kept, strict=True)
-        ]
-        for group, params, plan in zip(self.param_groups, with_gradient, kept, strict=True):
-            for param in () if plan else params:
-                self._check_shapes(group, param)
-        steps = []
-        for group, params, plan in zip(self.param_groups, with_gradient, kept, strict=True):
-            if params and plan is None:
-                grads = [local_gradient(param) for param in params]
-                plan = self._plan(group, params, grads)
-            if plan is not None:
-                steps.append(_GroupStep(group, params, plan))
-        return steps
+        steps: list[tuple[Group, list[Tensor], CachedPlan | None]] = []
+        for group in self.param_groups:
+            plan = self._plans.get(id(group))
+            if plan and plan.refreshed(group, self.state, self._checksums):
+                steps.append((group, plan.params, plan))
+            elif params := [param for param in group["params"] if param.grad is not None]:
+                for param in params:
+                    self._check_shapes(group, param)
+                steps.append((group, params, None))
+        return [(group, q, plan or self._new_plan(group, q)) for group, q, plan in steps]
 
-    def _kept_plan(self, group: dict[str, Any]) -> CachedPlan | None:
-        """Return the plan of the last step, made that of the next one, where it still holds."""
-        plan = self._plans.get(id(group))
-        return plan if plan and plan.refreshed(group, self.state, self._checksums) else None
-
-    def _keep(
-        self, group: dict[str, Any], params: list[Tensor], plan: StepPlan | CenteredPlan
-    ) -> None:
+    def _keep(self, group: Group, params: list[Tensor], plan: Plan) -> None:
         """Keep the plan of the step just taken, where it can serve for the next one."""
         self._plans.pop(id(group), None)
-        if isinstance(plan, StepPlan):
+        if isinstance(plan, StepPlan) and can_be_kept(plan, group, params, self.state):
             scales = [self._dual_scale(group, param) for param in params]
-            kept = CachedPlan.of(group, params, plan, scales, self.state, self._checksums)
-            if kept is not None:
-                self._plans[id(group)] = kept
+            kept = CachedPlan(group, params, plan.states, scales, self.state, self._checksums)
+            self._plans[id(group)] = kept
 
-    def _dual_scale(self, group: dict[str, Any], param: Tensor) -> float:
+    def _dual_scale(self, group: Group, param: Tensor) -> float:
         """Return what lr is multiplied by in the dual."""
         return 1.0
 
+    def _new_plan(self, group: Group, params: list[Tensor]) -> StepPlan | CenteredPlan:
+        """Plan the next step of one group, and make the state that is missing."""
+        grads = [local_gradient(param) for param in params]
+        self._prepare_state(params)
+        centered = group["center"] is not None
+        if centered:
+            self._place_centers(group, params)
+            stored = [self._buffer(param, "dual", wide_dtype(param.dtype)) for param in params]
+        else:
+            stored = [
+                None if self._is_plain(group, param) else self._stored(group, param)
+                for param in params
+            ]
+        names = ("p", "weight_decay", "maximize", "foreach", "fused", "stochastic_rounding")
+        plan = self._plan(
+            group,
+            params,
+            grads,
+            stored,
+            **{name: group[name] for name in names},
+            centered=centered,
+            dither=dither_of(group["step"] + 1),
+            seed=group["step"] + 1,
+            checksums=[self._checksums.setdefault(param, Checksums()) for param in params],
+        )
+        if not centered:
+            return plan
+        return CenteredPlan(plan, params, [self.state[param] for param in params], group["reach"])
+
+    def _prepare_state(self, params: list[Tensor]) -> None:
+        """Measure weights before their first step, if the optimizer needs it."""
+
+    @abstractmethod
+    def _is_plain(self, group: Group, param: Tensor) -> bool:
+        """Return whether torch's own optimizer moves the parameter, unless it has a center."""
+
     @abstractmethod
     def _plan(
-        self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]
-    ) -> StepPlan | CenteredPlan:
-        """Plan the next step of one group, given the local gradients."""
+        self,
+        group: Group,
+        params: list[Tensor],
+        grads: list[Tensor],
+        stored: Sequence[Tensor | None],
+        **options: Any,
+    ) -> StepPlan:
+        """Plan the next step of one group, given local gradients and what the optimizers share."""
 
-    def _centered_plan(
-        self, group: dict[str, Any], params: list[Tensor], states: list[ParamState]
-    ) -> CenteredPlan:
-        """Return the plan of a centred group from states made as for any other group."""
-        centers = [local(self.state[param]["center"]) for param in params]
-        return CenteredPlan(
-            implementation=Implementation.chosen(group["foreach"], group["fused"]),
-            params=params,
-            states=[
-                replace(state, center=center) for state, center in zip(states, centers, strict=True)
-            ],
-            scales=[self.state[param]["scale"] for param in params],
-            reach=group["reach"],
-            counters=[self.state[q]["step"] for q in params if "step" in self.state[q]],
-            finite=[True] * len(params),
-        )
-
-    def _centered_duals(self, group: dict[str, Any], params: list[Tensor]) -> list[Tensor]:
-        """Return u of each weight of a centred group; make it, w0 and S where they are missing."""
+    def _place_centers(self, group: Group, params: list[Tensor]) -> None:
+        """Make w0 and S of the weights of a centred group where they are missing."""
         elsewhere = []  # weights that do not start at their center
         for param in params:
-            if "center" in self.state[param]:
+            state = self.state[param]
+            if "center" in state:
                 continue
             given = self._centers.pop(param, None)
             if given is None and group["center"] == "given":
@@ -253,22 +239,19 @@ class MirrorOptimizer(Optimizer):
                 )
             if given is not None:
                 elsewhere.append(param)
-            state = self.state[param]
             state["center"] = param.detach().clone() if given is None else like_param(given, param)
             where = local(param).device if has_values(local(param)) else "cpu"
             state["scale"] = torch.tensor(group["reach"], dtype=torch.float64, device=where)
             state.pop("dual", None)  # of steps without a center
         centers = [self.state[param]["center"] for param in elsewhere]
-        for param, scale in zip(
-            elsewhere, first_scale(elsewhere, centers, group["reach"]), strict=True
-        ):
+        scales = first_scale(elsewhere, centers, group["reach"])
+        for param, scale in zip(elsewhere, scales, strict=True):
             self.state[param]["scale"].fill_(scale)
         for param in params:
             if "dual" not in self.state[param]:  # zeros: weights elsewhere are found to be edited
                 self._checksums.pop(param, None)
-        return [self._buffer(param, "dual", wide_dtype(param.dtype)) for param in params]
 
-    def _check_changed_options(self, group: dict[str, Any]) -> None:
+    def _check_changed_options(self, group: Group) -> None:
         """Check the options of a group again if any of them is not the object it was."""
         values = self._option_values(group)
         last = self._checked.get(id(group), ())
@@ -278,11 +261,11 @@ class MirrorOptimizer(Optimizer):
             self._take_center(group)
             self._checked[id(group)] = self._option_values(group)
 
-    def _option_values(self, group: dict[str, Any]) -> tuple[Any, ...]:
+    def _option_values(self, group: Group) -> tuple[Any, ...]:
         """Return the options of a group, and each beta: a list of them can change in place."""
         return (*(group[name] for name in self.defaults), *group.get("betas", ()))
 
-    def _take_center(self, group: dict[str, Any]) -> None:
+    def _take_center(self, group: Group) -> None:
         """Make a center that was set in a group, after it was added, that of the next step."""
         if group["center"] is None:
             return
@@ -293,11 +276,14 @@ class MirrorOptimizer(Optimizer):
             centers = matched_centers(group["center"], group.get("param_names", ()), params)
             self._centers.update(zip(params, centers, strict=True))
             for param in params:
-                for old in ("center", "scale", "dual"):
-                    self.state.get(param, {}).pop(old, None)
+                self._drop_center(param)
             group["center"] = "given"
 
-    def _check_shapes(self, group: dict[str, Any], param: Tensor) -> None:
+    def _drop_center(self, param: Tensor) -> None:
+        for name in ("center", "scale", "dual"):
+            self.state.get(param, {}).pop(name, None)
+
+    def _check_shapes(self, group: Group, param: Tensor) -> None:
         assert param.grad is not None
         if param.grad.layout != torch.strided:
             raise RuntimeError(
@@ -319,7 +305,7 @@ class MirrorOptimizer(Optimizer):
                     " optimizer, or delete optimizer.state[param]; nothing has moved"
                 )
 
-    def _nonfinite_message(self, bad: list[tuple[dict[str, Any], Tensor]]) -> str:
+    def _nonfinite_message(self, bad: list[tuple[Group, Tensor]]) -> str:
         names = [self._name(group, param) for group, param in bad]
         text = (
             f"the gradient of {', '.join(names[:5])}{' and others' if names[5:] else ''} is not"
@@ -342,7 +328,7 @@ class MirrorOptimizer(Optimizer):
             " GradScaler; error_if_nonfinite=False leaves such entries out without this error"
         )
 
-    def _name(self, group: dict[str, Any], param: Tensor) -> str:
+    def _name(self, group: Group, param: Tensor) -> str:
         position = next(i for i, p in enumerate(group["params"]) if p is param)
         names = group.get("param_names", ())
         if len(names) == len(group["params"]):
@@ -350,12 +336,11 @@ class MirrorOptimizer(Optimizer):
         number = next(i for i, g in enumerate(self.param_groups) if g is group)
         return f"parameter {position} of group {number}, shape {tuple(param.shape)},"
 
-    def _stored(self, group: dict[str, Any], param: Tensor) -> Tensor | None:
+    def _stored(self, group: Group, param: Tensor) -> Tensor | None:
         """Return what is kept beside the weight (local part), made from it where missing."""
         name = storage_for(group["p"], param.dtype, group["keep_dual"]).value
         if "center" in self.state[param]:  # of steps before the group's center was set to None
-            for old in ("center", "scale", "dual"):
-                self.state[param].pop(old, None)
+            self._drop_center(param)
         if name is None:
             return None
         if name not in self.state[param]:
@@ -368,7 +353,7 @@ class MirrorOptimizer(Optimizer):
                 kept.copy_(weight if name == "wide" else self._mirror(group, param, weight))
         return self._buffer(param, name, wide_dtype(param.dtype))
 
-    def _mirror(self, group: dict[str, Any], param: Tensor, weight: Tensor) -> Tensor:
+    def _mirror(self, group: Group, param: Tensor, weight: Tensor) -> Tensor:
         return signed_power(weight, group["p"] - 1)
 
     def _buffer(self, param: Tensor, name: str, dtype: torch.dtype) -> Tensor:
@@ -383,7 +368,11 @@ class MirrorOptimizer(Optimizer):
             state[name] = state[name].to(dtype)
         return local(state[name])
 
-    def _buffer_dtype(self, group: dict[str, Any], param: Tensor) -> torch.dtype:
+    def _buffers(self, group: Group, params: list[Tensor], name: str) -> list[Tensor]:
+        """Return the moments of this name."""
+        return [self._buffer(param, name, self._buffer_dtype(group, param)) for param in params]
+
+    def _buffer_dtype(self, group: Group, param: Tensor) -> torch.dtype:
         """Return the dtype of the moments."""
         return wide_dtype(param.dtype)
 
@@ -426,16 +415,18 @@ class MirrorOptimizer(Optimizer):
             handle.remove()
         for group, param, saved in self._paired(final):
             for name, value in saved.items():
+                if not isinstance(value, Tensor):
+                    continue
+                device, dtype = param.device, value.dtype
                 if name == "center":
                     self._centers.pop(param, None)
-                    self.state[param][name] = value.to(device=param.device, copy=True)
+                elif name in ("dual", "wide"):
+                    dtype = wide_dtype(param.dtype)
                 elif name in self._tensor_state:
-                    wide = name in ("dual", "wide")
-                    dtype = wide_dtype(param.dtype) if wide else self._buffer_dtype(group, param)
-                    self.state[param][name] = value.to(device=param.device, dtype=dtype, copy=True)
-                elif isinstance(value, Tensor):
-                    device = param.device if name == "scale" else value.device
-                    self.state[param][name] = value.to(device, copy=True)
+                    dtype = self._buffer_dtype(group, param)
+                elif name != "scale":
+                    device = value.device
+                self.state[param][name] = value.to(device=device, dtype=dtype, copy=True)
         self._checksums.clear()
         self._plans.clear()
 
@@ -443,9 +434,7 @@ class MirrorOptimizer(Optimizer):
         """Return the state_dict in our own form, if it is of an optimizer we can resume from."""
         return state_dict
 
-    def _paired(
-        self, state_dict: dict[str, Any]
-    ) -> Iterator[tuple[dict[str, Any], Tensor, dict[str, Any]]]:
+    def _paired(self, state_dict: dict[str, Any]) -> Iterator[tuple[Group, Tensor, dict[str, Any]]]:
         """Yield (group, parameter, saved state) for the parameters that have any."""
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             for param, index in zip(group["params"], saved["params"], strict=True):
@@ -490,20 +479,19 @@ class MirrorOptimizer(Optimizer):
 
 def plain_numbers(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options with numpy's and other real numbers as Python's own."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, numbers.Real) and type(value) not in (bool, int, float):
-            return int(value) if isinstance(value, numbers.Integral) else float(value)
-        return value
-
-    return {name: plain(value) for name, value in options.items()}
+    plain = {
+        name: int(value) if isinstance(value, Integral) else float(value)
+        for name, value in options.items()
+        if is_number(value)
+    }
+    return {**options, **plain}
 
 
 def check_number(
     name: str, value: Any, low: float = 0.0, below: float = math.inf, low_open: bool = False
 ) -> None:
     """Raise unless low <= value < below (low < value if `low_open`)."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+    if not is_number(value):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
     number = float(value)
     if not (low < number if low_open else low <= number) or not number < below:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from mirrorhead.optim._native import WORDS, Checksums, Column, call_rows, packed_rows, packed_rule
-from mirrorhead.optim._param_state import ParamState, has_values, waits
+from mirrorhead.optim._param_state import ParamState, number, waits
 from mirrorhead.optim._sharded import is_sharded
 from mirrorhead.optim._step import Implementation, StepPlan, dither_of
 
@@ -57,10 +57,9 @@ class CachedPlan:
         group: dict[str, Any],
         params: Sequence[Tensor],
         states: Sequence[ParamState],
+        scales: Sequence[float],
         state: Mapping[Tensor, dict[str, Any]],
         checksums: Mapping[Tensor, Checksums],
-        scales: Sequence[float],
-        count: float,
     ) -> None:
         self.rule = states[0].rule
         self.options = _fixed_options(group)
@@ -79,11 +78,11 @@ class CachedPlan:
         counters = [entry["step"] for entry in self.entries if "step" in entry]
         self.counters = _Tensors(counters)
         self.counts = [counter.detach().numpy() for counter in counters]
-        self.count = count
+        self.count = float(counters[0]) if counters else 0.0
         self.betas = tuple(group.get("betas", (0.0, 0.0)))
         self.scales = np.array(scales)  # of u: lr is multiplied by them
         self.least_scale = min(scales)
-        self.rows = bytearray(packed_rows(states, [None] * len(states)))
+        self.rows = packed_rows(states, [None] * len(states))
         self.packed_rule = packed_rule(self.rule, False)
         self.table = np.frombuffer(self.rows, dtype=np.int64).reshape(len(states), WORDS)
         self.doubles = self.table.view(np.float64)
@@ -92,34 +91,6 @@ class CachedPlan:
         self.grads: list[Tensor] = []
         self.grad_dtypes = [one.grad.dtype for one in states]
 
-    @classmethod
-    def of(
-        cls,
-        group: dict[str, Any],
-        params: Sequence[Tensor],
-        plan: StepPlan,
-        scales: Sequence[float],
-        state: Mapping[Tensor, dict[str, Any]],
-        checksums: Mapping[Tensor, Checksums],
-    ) -> CachedPlan | None:
-        """Return the plan of the steps after the given one, or None where it cannot be kept.
-
-        `scales` multiply lr for each tensor. The given plan has been run.
-        """
-        states = plan.states
-        counts = {float(state[param]["step"]) for param in params if "step" in state[param]}
-        if (
-            len(states) != len(group["params"])
-            or group.get("normalize")  # the norms change at every step
-            or len(counts) > 1
-            or any(waits(state[param]["step"]) for param in params if "step" in state[param])
-            or any(one.rule != states[0].rule for one in states)
-            or any(x.is_inference() for param in params for x in state[param].values())
-            or not all(_kept(plan, param, one) for param, one in zip(params, states, strict=True))
-        ):
-            return None
-        return cls(group, params, states, state, checksums, scales, max(counts, default=0.0))
-
     def refreshed(
         self,
         group: dict[str, Any],
@@ -127,8 +98,7 @@ class CachedPlan:
         checksums: Mapping[Tensor, Checksums],
     ) -> bool:
         """Make the plan that of the next step. Return False if anything else has changed."""
-        lr, params = group["lr"], group["params"]
-        rate = float(lr) if not isinstance(lr, Tensor) or has_values(lr) else 0.0
+        rate, params = number(group["lr"], missing=0.0), group["params"]
         if (
             len(options := _fixed_options(group)) != len(self.options)
             or any(map(is_not, options, self.options))
@@ -188,12 +158,28 @@ def _fixed_options(group: dict[str, Any]) -> list[Any]:
     return [*(x for name, x in group.items() if name not in others), *group.get("betas", ())]
 
 
-def _kept(plan: StepPlan, param: Tensor, state: ParamState) -> bool:
-    """Return whether the row of this parameter can be kept."""
+def can_be_kept(
+    plan: StepPlan,
+    group: dict[str, Any],
+    params: Sequence[Tensor],
+    state: Mapping[Tensor, dict[str, Any]],
+) -> bool:
+    """Return whether a plan that has been run can serve for the next steps as a `CachedPlan`."""
+    entries = [state[param] for param in params]
+    counters = [entry["step"] for entry in entries if "step" in entry]
     return (
-        not is_sharded(param)
-        and plan.implementation.on(state.weight) is Implementation.NATIVE
-        and state.contiguous()
-        and state.checksums is not None
-        and (state.stored is None or state.checksums.written_for is not None)
+        len(plan.states) == len(group["params"])
+        and not group.get("normalize")  # the norms change at every step
+        and not any(map(waits, counters))
+        and len(set(map(float, counters))) <= 1
+        and not any(x.is_inference() for entry in entries for x in entry.values())
+        and not any(map(is_sharded, params))
+        and all(
+            one.rule == plan.states[0].rule
+            and plan.implementation.on(one.weight) is Implementation.NATIVE
+            and one.contiguous()
+            and one.checksums is not None
+            and (one.stored is None or one.checksums.written_for is not None)
+            for one in plan.states
+        )
     )

@@ -17,37 +17,44 @@ reference.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mirrorhead.optim._formula import UpdateRule, accumulate, direction, dithered
-from mirrorhead.optim._native import rescale, step_centered
-from mirrorhead.optim._param_state import ParamState, has_values, is_finite, waits
-from mirrorhead.optim._sharded import Number, largest_entry, local, reduce_shards
-from mirrorhead.optim._step import Implementation
+from mirrorhead.optim._formula import UpdateRule, accumulate, dithered
+from mirrorhead.optim._native import call_native
+from mirrorhead.optim._param_state import ParamState, has_values, is_finite, number, waits
+from mirrorhead.optim._sharded import Number, is_sharded, largest_entry, local, reduce_shards
+from mirrorhead.optim._step import Implementation, StepPlan
 from mirrorhead.potentials import inverse_exponent, signed_power
 
 _PIECE = 1 << 20  # weights at a time: bounds the scratch memory
 
 
-@dataclass
 class CenteredPlan:
     """One step of a centred group; nothing has moved yet. `StepPlan` has the same methods.
 
-    `states` have u as `stored`. `scales` hold the S of the last step, as tensors of one element.
-    `params` are what the maximum is reduced over.
+    It is made from a plan of the same states without their centers, which have u as `stored`, the
+    parameters, their entries in the optimizer's state, and the reach of the group.
     """
 
-    implementation: Implementation
-    params: Sequence[Tensor]
-    states: Sequence[ParamState]
-    scales: Sequence[Tensor]
-    reach: float
-    counters: Sequence[Tensor]
-    finite: list[bool | Tensor]
+    def __init__(
+        self,
+        plan: StepPlan,
+        params: Sequence[Tensor],
+        entries: Sequence[dict[str, Any]],
+        reach: float,
+    ) -> None:
+        self.params, self.reach = params, reach  # max |u| is reduced over the parameters
+        self.scales: list[Tensor] = [entry["scale"] for entry in entries]  # S of the last step
+        self.implementation, self.counters = plan.implementation, plan.counters
+        self.finite = plan.finite
+        self.states = [
+            replace(state, center=local(entry["center"]))
+            for state, entry in zip(plan.states, entries, strict=True)
+        ]
 
     def prepare(self) -> None:
         """Do nothing: there is no kernel to compile."""
@@ -56,47 +63,45 @@ class CenteredPlan:
         """Take the step. Return which gradients were finite."""
         for counter in self.counters:
             counter.add_(1)
-        old = [_read(scale) for scale in self.scales]
+        # On a device S is not read.
+        old = [scale if waits(scale) else number(scale) for scale in self.scales]
         largest: list[Number] = [0.0] * len(self.states)
-        moved: dict[int, Tensor] = {}
         in_c = self._in_c()
-        for indices, states in in_c:
-            results = step_centered(states, [number(self.scales[i]) for i in indices])
-            for i, (ok, its_largest) in zip(indices, results, strict=True):
+        for batch in in_c:
+            scales = [number(self.scales[i]) for i in batch]
+            results = call_native("step", [*batch.values()], scales)
+            for i, (ok, its_largest) in zip(batch, results, strict=True):
                 self.finite[i] &= ok
                 largest[i] = its_largest
-        done = {i for indices, _ in in_c for i in indices}
+        done = {i for batch in in_c for i in batch}
+        moved: dict[int, Tensor] = {}
         for i, state in enumerate(self.states):
             if i not in done:
                 assert state.stored is not None
                 self.finite[i] &= is_finite(state.grad)
                 moved[i] = _move_dual(state, old[i])
                 largest[i] = largest_entry(state.stored)
-        new = [_at_least(x, self.reach) for x in reduce_shards(largest, self.params, "max")]
-        for indices, states in in_c:
-            again = [
-                (state, float(new[i]))
-                for i, state in zip(indices, states, strict=True)
-                if new[i] != old[i]
-            ]
-            if again:
-                rescale(*zip(*again, strict=True))
+        new = [
+            x.clamp_min(self.reach) if isinstance(x, Tensor) else max(self.reach, x)
+            for x in reduce_shards(largest, self.params, "max")
+        ]
+        for batch in in_c:
+            again = [i for i in batch if new[i] != old[i]]  # S has changed: write all weights
+            call_native("rescale", [batch[i] for i in again], [float(new[i]) for i in again])
         for i, its_moved in moved.items():
             _write(self.states[i], new[i], its_moved | torch.as_tensor(new[i] != old[i]))
         for scale, value in zip(self.scales, new, strict=True):
             scale.copy_(value) if isinstance(value, Tensor) else scale.fill_(value)
         return self.finite
 
-    def _in_c(self) -> list[tuple[list[int], list[ParamState]]]:
-        """Return the positions and flat views of what native/step.c moves, by rule."""
-        batches: dict[UpdateRule, tuple[list[int], list[ParamState]]] = {}
+    def _in_c(self) -> list[dict[int, ParamState]]:
+        """Return flat views of what native/step.c moves, by position, for each rule."""
+        batches: dict[UpdateRule, dict[int, ParamState]] = {}
         for i, state in enumerate(self.states):
             if self.implementation.on(state.weight) is not Implementation.NATIVE:
                 continue
             if (view := state if state.contiguous() else state.flat()) is not None:
-                indices, states = batches.setdefault(state.rule, ([], []))
-                indices.append(i)
-                states.append(view)
+                batches.setdefault(state.rule, {})[i] = view
         return list(batches.values())
 
 
@@ -126,11 +131,6 @@ def first_scale(params: Sequence[Tensor], centers: Sequence[Tensor], reach: floa
         for param, center in zip(params, centers, strict=True)
     ]
     return [max(reach, float(x)) for x in reduce_shards(largest, params, "max")]
-
-
-def number(x: Tensor) -> float:
-    """Return the value of a tensor of one element; 1 for meta and fake tensors."""
-    return float(x) if has_values(x) else 1.0
 
 
 def matched_centers(center: Any, names: Sequence[str], params: Sequence[Tensor]) -> list[Tensor]:
@@ -178,8 +178,6 @@ def _shares_memory(one: Tensor, other: Tensor) -> bool:
 
 def like_param(center: Tensor, param: Tensor) -> Tensor:
     """Return the center on the parameter's device, sharded as the parameter is."""
-    from mirrorhead.optim._sharded import is_sharded
-
     if is_sharded(param) and not is_sharded(center):
         from torch.distributed.tensor import distribute_tensor
 
@@ -188,23 +186,13 @@ def like_param(center: Tensor, param: Tensor) -> Tensor:
     return center.to(param.device)
 
 
-def _read(scale: Tensor) -> Number:
-    """Return the value of S; on a device S itself, not read."""
-    return scale if waits(scale) else number(scale)
-
-
-def _at_least(x: Number, reach: float) -> Number:
-    return x.clamp_min(reach) if isinstance(x, Tensor) else max(reach, x)
-
-
 def _move_dual(state: ParamState, scale: Number) -> Tensor:
     """Move u and the moments in place. Return where u has moved."""
     moved = torch.ones_like(state.weight, dtype=torch.bool)
     for piece, its_moved in _pieces(state, moved):
         rule, h, u, center = piece.rule, piece.hyper, piece.stored, piece.center
         assert u is not None and center is not None
-        g, m, v = accumulate(rule, piece.grad, piece.m, piece.v, h)
-        d = direction(rule, g, m, v, h)
+        d, m, v = accumulate(rule, piece.grad, piece.m, piece.v, h)
         edited = weights_at(u, center, rule.p, scale) != piece.weight
         start = torch.where(edited, mirror_around(piece.weight, center, rule.p, scale), u)
         new = dithered(rule, start, h.lr * d, h)
@@ -225,8 +213,7 @@ def _write(state: ParamState, scale: Number, moved: Tensor) -> None:
 
 def _pieces(state: ParamState, moved: Tensor) -> Iterable[tuple[ParamState, Tensor]]:
     """Return (state, moved) in flat pieces, or whole where memory has gaps."""
-    if not has_values(state.weight) or not state.contiguous():
+    flat = state.flat() if has_values(state.weight) and state.contiguous() else None
+    if flat is None:
         return [(state, moved)]
-    flat = state.flat()
-    assert flat is not None
     return zip(flat.pieces(_PIECE), moved.view(-1).split(_PIECE), strict=True)

@@ -27,8 +27,8 @@ from mirrorhead.optim._formula import (
     accumulate,
     clean_gradient,
     direction,
-    finish_edited,
     move,
+    move_dual,
 )
 from mirrorhead.optim._param_state import ParamState, is_finite
 
@@ -53,8 +53,7 @@ def prepare_compiled(states: Sequence[ParamState]) -> None:
 
 
 def step_compiled(states: Sequence[ParamState]) -> list[bool | Tensor]:
-    """Move tensors that share a rule and a device. Return which gradients were finite."""
-    prepare_compiled(states)
+    """Move tensors that `prepare_compiled` has seen. Return which gradients were finite."""
     finite: list[bool | Tensor] = [True] * len(states)
     compilable, others = _compilable(states)
     for i in others:
@@ -85,7 +84,7 @@ def _compilable(states: Sequence[ParamState]) -> tuple[list[tuple[int, ParamStat
         # Lengths 0 and 1 are special to torch.compile, and too short to gain anything.
         if state.weight.numel() > 1 and (view := state.flat()) is not None:
             # Without .data each would be known as a view, and compiled for its base's shape.
-            flat.append((i, view.without_bases()))
+            flat.append((i, view.of([x if x is None else x.data for x in view.tensors()])))
         else:
             others.append(i)
     return flat, others
@@ -162,12 +161,13 @@ def _hint(error: BaseException) -> str:
 
 def _finish(state: ParamState, rule: UpdateRule) -> None:
     """Move the weights that the kernel found edited from outside."""
-    assert state.stored is not None
-    h = state.hyper
+    w, stored, h = state.weight, state.stored, state.hyper
+    assert stored is not None
     d = direction(rule, clean_gradient(rule, state.grad, h), state.m, state.v, h)
-    w, stored = finish_edited(rule, state.weight, state.stored, d, h, state.noise)
-    state.weight.copy_(w)
-    state.stored.copy_(stored)
+    new_w, moved = move_dual(rule, w, rule.mirror(w.to(rule.wide), h), d, h, state.noise)
+    edited = stored.isnan()
+    w.copy_(torch.where(edited, new_w, w))
+    stored.copy_(torch.where(edited, moved, stored))
 
 
 @cache
@@ -178,16 +178,11 @@ def _kernel(rule: UpdateRule, device: str, count: int) -> Kernel:
         marks = []
         for w, g, stored, m, v, noise, numbers in zip(ws, gs, stores, ms, vs, noises, hs):  # noqa: B905
             h = Hyper(*numbers.unbind())
-            wide_g, new_m, new_v = accumulate(rule, g, m, v, h)
-            d = direction(rule, wide_g, new_m, new_v, h)
+            d, new_m, new_v = accumulate(rule, g, m, v, h)
             new_w, new_stored = move(rule, w, stored, d, h, noise)
-            w.copy_(new_w)
-            if stored is not None:
-                stored.copy_(new_stored)
-            if m is not None:
-                m.copy_(new_m)
-            if v is not None:
-                v.copy_(new_v)
+            for old, new in ((w, new_w), (stored, new_stored), (m, new_m), (v, new_v)):
+                if old is not None:
+                    old.copy_(new)
             # NaN if any weight was marked or any gradient is not finite; from what the
             # step has just written, so that it takes no loop of its own.
             written = new_w.to(rule.wide) if new_stored is None else new_stored

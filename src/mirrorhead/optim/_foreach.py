@@ -162,18 +162,17 @@ def _resync(rule: UpdateRule, batch: list[ParamState]) -> tuple[bool, bool]:
     from it only if it is orthogonal to them to the last bit.
     """
     exact = finite = True
-    if waits(batch[0].weight):  # reading a number would wait: compare everything
-        for state, held in zip(batch, _inverse(rule, batch), strict=True):
-            w, u = state.weight, state.stored
-            assert u is not None
-            mirrored = rule.mirror(w.to(rule.wide), state.hyper)
-            u.copy_(torch.where(rule.unedited(held, w), u, mirrored))
-        return False, False
     for state, held in zip(batch, _inverse(rule, batch), strict=True):
         w, u = state.weight, state.stored
         assert u is not None
+        if waits(w):  # reading a number would wait: compare everything
+            mirrored = rule.mirror(w.to(rule.wide), state.hyper)
+            u.copy_(torch.where(rule.unedited(held, w), u, mirrored))
+            exact = finite = False
+            continue
         apart = held.to(rule.dtype).to(rule.wide).sub_(w.to(rule.wide))
-        difference = float(torch.dot(apart, _random_like(apart)))
+        random = _random_numbers(_limit(w), apart.dtype, apart.device)
+        difference = float(torch.dot(apart, random[: len(apart)]))
         if difference == 0:
             continue
         exact, finite = False, finite and math.isfinite(difference)
@@ -188,11 +187,6 @@ def _random_numbers(count: int, dtype: torch.dtype, device: torch.device) -> Ten
     generator = torch.Generator("cpu").manual_seed(0)
     numbers = torch.rand(count, generator=generator, dtype=dtype, device="cpu")
     return (numbers + 0.5).to(device)
-
-
-def _random_like(x: Tensor) -> Tensor:
-    numbers = _random_numbers(_limit(x), x.dtype, x.device)
-    return numbers if len(numbers) == len(x) else numbers[: len(x)]
 
 
 def _inverse(rule: UpdateRule, batch: list[ParamState], out: Tensors | None = None) -> Tensors:

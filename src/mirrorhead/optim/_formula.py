@@ -90,9 +90,6 @@ class UpdateRule:
         """The dtype to compute in."""
         return torch.promote_types(self.dtype, torch.float32)
 
-    def power(self, a: Tensor, exponent: float) -> Tensor:
-        return power(a, exponent, _FAST if self.polynomial else TORCH)
-
     def signed_power(self, x: Tensor, exponent: float) -> Tensor:
         return signed_power(x, exponent, _FAST if self.polynomial else TORCH)
 
@@ -136,7 +133,7 @@ class UpdateRule:
 def accumulate(
     rule: UpdateRule, g: Tensor, m: Tensor | None, v: Tensor | None, h: Hyper
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return the gradient, cleaned and scaled, and the moments after it."""
+    """Return the direction d of the step, and the moments after the gradient g."""
     g = clean_gradient(rule, g, h)
     if rule.method is Method.ADAM:
         assert m is not None and v is not None
@@ -145,7 +142,7 @@ def accumulate(
     elif rule.momentum:
         assert m is not None
         m = h.momentum * m + g
-    return g, m, v
+    return direction(rule, g, m, v, h), m, v
 
 
 def clean_gradient(rule: UpdateRule, g: Tensor, h: Hyper) -> Tensor:
@@ -156,7 +153,7 @@ def clean_gradient(rule: UpdateRule, g: Tensor, h: Hyper) -> Tensor:
 
 
 def direction(rule: UpdateRule, g: Tensor, m: Tensor | None, v: Tensor | None, h: Hyper) -> Tensor:
-    """Return the direction d of the step, from the moments that `accumulate` returned."""
+    """Return d from a clean gradient and the moments after it."""
     if rule.method is Method.ADAM:
         assert m is not None and v is not None
         return m / (v.sqrt() * h.root_bias + h.eps)
@@ -175,9 +172,8 @@ def move(
         unedited = rule.unedited(rule.inverse(stored, h), w)
         mirrored = stored if rule.defer else rule.mirror(w.to(rule.wide), h)
         u = torch.where(unedited, stored, mirrored)
-        moved = dithered(rule, u, h.lr * d, h)
-        result = torch.where(moved == u, w, rounded(rule, rule.inverse(moved, h), noise))
-        if rule.defer:  # NaN marks what `finish_edited` must still do; w keeps the edit
+        result, moved = move_dual(rule, w, u, d, h, noise)
+        if rule.defer:  # NaN marks what the caller must still do; w keeps the edit
             moved = torch.where(unedited, moved, torch.nan)
             result = torch.where(unedited, result, w)
         return result, moved
@@ -189,6 +185,14 @@ def move(
     else:
         moved = relative(rule, base, h.lr * d, h)
     return written(rule, w, base, moved, noise), moved if rule.storage is Storage.WIDE else None
+
+
+def move_dual(
+    rule: UpdateRule, w: Tensor, u: Tensor, d: Tensor, h: Hyper, noise: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return w and u after a step of u; a weight whose u has not moved keeps its bits."""
+    moved = dithered(rule, u, h.lr * d, h)
+    return torch.where(moved == u, w, rounded(rule, rule.inverse(moved, h), noise)), moved
 
 
 def base_weight(rule: UpdateRule, w: Tensor, stored: Tensor | None) -> Tensor:
@@ -203,17 +207,6 @@ def written(
     """Return `moved` in the parameter's dtype; a weight that has not moved keeps its bits."""
     new = rounded(rule, moved, noise)
     return torch.where(moved == base, w, new) if rule.dtype != rule.wide else new
-
-
-def finish_edited(
-    rule: UpdateRule, w: Tensor, stored: Tensor, d: Tensor, h: Hyper, noise: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Take the deferred step of weights whose `stored` is NaN: those edited from outside."""
-    u = rule.mirror(w.to(rule.wide), h)
-    moved = dithered(rule, u, h.lr * d, h)
-    result = torch.where(moved == u, w, rounded(rule, rule.inverse(moved, h), noise))
-    marked = stored.isnan()
-    return torch.where(marked, result, w), torch.where(marked, moved, stored)
 
 
 def dithered(rule: UpdateRule, u: Tensor, step: Any, h: Hyper) -> Tensor:
@@ -239,7 +232,7 @@ def relative(rule: UpdateRule, w: Tensor, step: Tensor, h: Hyper) -> Tensor:
     step 0, and safe where u itself under- or overflows.
     """
     keep = 1 - h.decay if rule.decay else 1.0
-    size = rule.power(w.abs(), rule.p - 1)
+    size = power(w.abs(), rule.p - 1, _FAST if rule.polynomial else TORCH)
     small = step.abs() <= size
     ratio = torch.where(w < 0, -step, step) / size.clamp_min(torch.finfo(rule.wide).tiny)
     argument = torch.where(small, keep - ratio, keep * torch.copysign(size, w) - step)

@@ -16,7 +16,7 @@ import functools
 import math
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -48,12 +48,12 @@ class Column:
     FINITE = 2 * WORDS - 2
 
 
+@dataclass(eq=False)
 class Checksums:
     """The hashes of one weight's blocks, and for which rule, numbers and state they hold."""
 
-    def __init__(self) -> None:
-        self.sums: Tensor | None = None
-        self.written_for: tuple | None = None
+    sums: Tensor | None = None
+    written_for: tuple | None = None
 
 
 def serves(weight: Tensor) -> bool:
@@ -86,47 +86,36 @@ def _both_fuse() -> bool:
 def step_native(states: Sequence[ParamState]) -> list[bool | Tensor]:
     """Move all tensors, which share a rule. Return which gradients were finite."""
     finite: list[bool | Tensor] = [True] * len(states)
-    flat, indices = [], []
+    flat: dict[int, ParamState] = {}
     for i, state in enumerate(states):
         view = state if state.contiguous() else state.flat()
-        if view is None:  # views with gaps
-            if state.rule.stochastic and state.noise is None:
-                state = replace(state, noise=random_bits(state.weight, state.seed))
-            finite[i] = state.step()
+        if view is not None:
+            flat[i] = view  # a gradient in another layout was copied: keep the copy
             continue
-        flat.append(view)  # a gradient in another layout was copied: keep the copy
-        indices.append(i)
-    for i, (ok, _) in zip(indices, _call("step", flat, [None] * len(flat)), strict=True):
+        if state.rule.stochastic and state.noise is None:
+            state = replace(state, noise=random_bits(state.weight, state.seed))
+        finite[i] = state.step()  # of views with gaps
+    results = call_native("step", [*flat.values()], [None] * len(flat))
+    for i, (ok, _) in zip(flat, results, strict=True):
         finite[i] = ok
     return finite
 
 
-def step_centered(
-    states: Sequence[ParamState], scales: Sequence[float]
-) -> list[tuple[bool, float]]:
-    """Move flat states that share a rule, with the scales S of the last step.
-
-    Return for each whether its gradient was finite, and max |u|.
-    """
-    return _call("step", states, scales)
-
-
-def rescale(states: Sequence[ParamState], scales: Sequence[float]) -> None:
-    """Write all weights of flat states that share a rule, whose scale has changed."""
-    _call("rescale", states, scales)
-
-
-def _call(
+def call_native(
     name: str, states: Sequence[ParamState], scales: Sequence[float | None]
 ) -> list[tuple[bool, float]]:
-    """Call a function of step.c; a scale is that of a centred state. Return `finite`, `largest`."""
+    """Call "step" or "rescale" of step.c on flat states that share a rule.
+
+    `scales` are the S of centred states, else None. "rescale" writes all weights of centred states
+    whose S has changed. Return for each whether its gradient was finite, and max |u| if centred.
+    """
     if not states:
         return []
-    tensors = bytearray(packed_rows(states, scales))
+    rows = packed_rows(states, scales)
     rule = packed_rule(states[0].rule, scales[0] is not None)
-    call_rows(name, rule, tensors, [state.weight for state in states])
-    places = range(_RESULTS_AT, len(tensors), _TENSOR.size)
-    results = [_RESULTS.unpack_from(tensors, place) for place in places]
+    call_rows(name, rule, rows, [state.weight for state in states])
+    places = range(_RESULTS_AT, len(rows), _TENSOR.size)
+    results = [_RESULTS.unpack_from(rows, place) for place in places]
     return [(bool(finite), largest) for largest, finite in results]
 
 
@@ -139,26 +128,20 @@ def call_rows(name: str, rule: bytes, rows: bytearray, weights: Sequence[Tensor]
     torch.autograd.graph.increment_version(weights)
 
 
-def packed_rows(states: Sequence[ParamState], scales: Sequence[float | None]) -> bytes:
-    """Return struct tensor of step.c for each state; a scale is that of a centred one."""
-    return b"".join(_row(state, scale) for state, scale in zip(states, scales, strict=True))
+def packed_rows(states: Sequence[ParamState], scales: Sequence[float | None]) -> bytearray:
+    """Return struct tensor of step.c for each state."""
+    return bytearray().join(map(_row, states, scales))
 
 
 def _row(state: ParamState, scale: float | None) -> bytes:
-    """Return struct tensor of step.c."""
-    weight, stored, m, v, center = state.weight, state.stored, state.m, state.v, state.center
     sums, valid = 0, False
-    if stored is not None and state.checksums is not None:
+    if state.stored is not None and state.checksums is not None:
         sums, valid = _prepared(state.checksums, state, scale)
+    tensors = (state.weight, state.grad, state.stored, state.m, state.v, state.center)
     return _TENSOR.pack(
-        weight.data_ptr(),
-        state.grad.data_ptr(),
-        0 if stored is None else stored.data_ptr(),
-        0 if m is None else m.data_ptr(),
-        0 if v is None else v.data_ptr(),
-        0 if center is None else center.data_ptr(),
+        *(0 if x is None else x.data_ptr() for x in tensors),
         sums,
-        weight.numel(),
+        state.weight.numel(),
         state.seed,
         *state.hyper,
         scale or 0.0,
@@ -172,8 +155,7 @@ def _row(state: ParamState, scale: float | None) -> bytes:
 
 def _prepared(checksums: Checksums, state: ParamState, scale: float | None) -> tuple[int, bool]:
     """Return the address of the hashes, and whether they hold for this state."""
-    size = state.weight.numel() * state.weight.element_size()
-    blocks = -(-size // BLOCK_BYTES)
+    blocks = -(-state.weight.nbytes // BLOCK_BYTES)
     rule, stored = state.rule, state.stored
     assert stored is not None
     version = None if stored.is_inference() else stored._version  # torch counts edits of it
@@ -189,10 +171,9 @@ def _prepared(checksums: Checksums, state: ParamState, scale: float | None) -> t
 @functools.lru_cache(maxsize=256)
 def packed_rule(rule: UpdateRule, centered: bool) -> bytes:
     """Return struct rule of step.c."""
+    method = 0 if not rule.momentum else 2 if rule.nesterov else 1
     if rule.method is Method.ADAM:
         method = 3
-    else:
-        method = 0 if not rule.momentum else 2 if rule.nesterov else 1
     numbers = (
         _DTYPES[rule.dtype],
         3 if centered else _STORAGES[rule.storage],

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from mirrorhead.optim._formula import Hyper, UpdateRule, accumulate, direction, move
+from mirrorhead.optim._formula import Hyper, UpdateRule, accumulate, move
 
 if TYPE_CHECKING:
     from mirrorhead.optim._native import Checksums
 
 _Key = torch._C.DispatchKey
 _ELSEWHERE = (_Key.Python, _Key.Negative, _Key.ZeroTensor)
+_TENSORS = ("weight", "grad", "stored", "m", "v", "noise", "center")  # of a ParamState
+_HUGE_PAGE = 2 << 20  # bytes
+_ADVICE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux only
 
 
 @dataclass(frozen=True)
@@ -40,8 +45,7 @@ class ParamState:
     def step(self) -> bool | Tensor:
         """Move this one tensor, in eager torch. Return whether its gradient was finite."""
         rule, h = self.rule, self.hyper
-        g, m, v = accumulate(rule, self.grad, self.m, self.v, h)
-        d = direction(rule, g, m, v, h)
+        d, m, v = accumulate(rule, self.grad, self.m, self.v, h)
         w, stored = move(rule, self.weight, self.stored, d, h, self.noise)
         for old, new in ((self.weight, w), (self.stored, stored), (self.m, m), (self.v, v)):
             if old is not None and new is not None:
@@ -83,38 +87,53 @@ class ParamState:
 
     def of(self, tensors: Sequence[Tensor | None]) -> ParamState:
         """Return the same rule and numbers with other tensors."""
-        weight, grad, stored, m, v, noise, center = tensors
-        assert weight is not None and grad is not None
-        moved = {"weight": weight, "grad": grad, "stored": stored, "m": m, "v": v}
-        return replace(self, **moved, noise=noise, center=center)
-
-    def without_bases(self) -> ParamState:
-        """Return the same memory as tensors that do not know what they are views of."""
-        return self.of([x if x is None else x.data for x in self.tensors()])
+        return replace(self, **dict(zip(_TENSORS, tensors, strict=True)))
 
     def flat(self) -> ParamState | None:
         """Return the same memory as one-dimensional views, or None where that is impossible."""
-        parts: Sequence[Tensor | None] | None = self.tensors()
-        if not self.contiguous():
-            parts = _in_memory_order(parts)
-            if parts is None:
-                return None
-        return self.of([x if x is None else x.view(-1) for x in parts])
+        parts = self.tensors() if self.contiguous() else _in_memory_order(self.tensors())
+        return None if parts is None else self.of([x if x is None else x.view(-1) for x in parts])
 
 
 def _in_memory_order(parts: Sequence[Tensor | None]) -> tuple[Tensor | None, ...] | None:
     """Return contiguous views of tensors that are all laid out alike, if they have no gaps."""
     w, g, *state, noise, center = parts
     assert w is not None and g is not None
-    by_stride = sorted(range(w.dim()), key=w.stride, reverse=True)
     # These are only read: a copy will do where their layout differs.
     g, noise, center = (
         x if x is None or x.stride() == w.stride() else torch.empty_like(w, dtype=x.dtype).copy_(x)
         for x in (g, noise, center)
     )
-    parts = (w, g, *state, noise, center)
-    ordered = tuple(x if x is None else x.permute(by_stride) for x in parts)
+    order, parts = memory_order(w), (w, g, *state, noise, center)
+    ordered = tuple(x if x is None else x.permute(order) for x in parts)
     return ordered if all(x is None or x.is_contiguous() for x in ordered) else None
+
+
+def memory_order(x: Tensor) -> list[int]:
+    """Return the dimensions of x from the largest stride to the smallest."""
+    return sorted(range(x.dim()), key=x.stride, reverse=True)
+
+
+def zeros_like_param(param: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return zeros laid out and sharded like the parameter, in huge pages where there are any.
+
+    Memory is handed out page by page, when it is first touched. In pages of 4 KB that takes
+    several times as long as the step itself; in pages of 2 MB it is faster.
+    """
+    size = param.numel() * dtype.itemsize
+    if (
+        _ADVICE is None
+        or size < _HUGE_PAGE
+        or type(param) not in (Tensor, nn.Parameter)
+        or param.device.type != "cpu"
+        or not has_values(param)
+        or not param.is_contiguous()
+    ):
+        return torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # zeros
+    with suppress(OSError):  # of a kernel without huge pages: it is memory all the same
+        memory.madvise(_ADVICE)
+    return torch.frombuffer(memory, dtype=dtype).view(param.shape)
 
 
 def random_bits(weight: Tensor, seed: int) -> Tensor:
@@ -142,8 +161,7 @@ def in_memory(x: Tensor) -> bool:
     They do not where a subclass holds other tensors, or where torch has not negated or filled in
     the numbers yet.
     """
-    keys = torch._C._dispatch_keys(x)
-    return not any(keys.has(key) for key in _ELSEWHERE)
+    return not any(map(torch._C._dispatch_keys(x).has, _ELSEWHERE))
 
 
 def readable(grad: Tensor, weight: Tensor) -> Tensor:
@@ -158,20 +176,20 @@ def waits(x: Tensor) -> bool:
     return x.device.type != "cpu"
 
 
+def number(x: float | Tensor, missing: float = 1.0) -> float:
+    """Return the value of a tensor of one element; `missing` for meta and fake tensors."""
+    return float(x) if not isinstance(x, Tensor) or has_values(x) else missing
+
+
 def is_finite(g: Tensor) -> bool | Tensor:
     """Return whether there is no inf or NaN in g; on a device as a tensor, not read yet."""
     if not has_values(g):
         return True
     if waits(g):
         return torch.isfinite(g).all()
-    if g.device.type == "cpu" and g.is_contiguous() and g.dtype in (torch.float32, torch.float64):
+    if g.is_contiguous() and g.dtype in (torch.float32, torch.float64):
         # A dot product is the fastest pass there is. It may overflow, so inf is checked again.
         flat = g.view(-1)
         if math.isfinite(torch.dot(flat, flat)):
             return True
     return bool(torch.isfinite(g).all())
-
-
-def step_loop(states: Sequence[ParamState]) -> list[bool | Tensor]:
-    """Move the tensors one after the other. Return which gradients were finite."""
-    return [state.step() for state in states]

@@ -6,15 +6,22 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mirrorhead.optim._compiled import prepare_compiled, step_compiled
 from mirrorhead.optim._foreach import step_foreach
-from mirrorhead.optim._formula import Method, Storage, UpdateRule
-from mirrorhead.optim._native import serves, step_native
-from mirrorhead.optim._param_state import ParamState, has_values, is_finite, step_loop
+from mirrorhead.optim._formula import Hyper, Method, Storage, UpdateRule
+from mirrorhead.optim._native import Checksums, serves, step_native
+from mirrorhead.optim._param_state import (
+    ParamState,
+    has_values,
+    is_finite,
+    memory_order,
+    random_bits,
+)
 
 
 class Implementation(Enum):
@@ -44,7 +51,7 @@ class Implementation(Enum):
 
 
 _STEPS: dict[Implementation, Callable[[Sequence[ParamState]], Sequence[bool | Tensor]]] = {
-    Implementation.LOOP: step_loop,
+    Implementation.LOOP: lambda states: [state.step() for state in states],
     Implementation.FOREACH: step_foreach,
     Implementation.COMPILED: step_compiled,
     Implementation.NATIVE: step_native,
@@ -65,6 +72,23 @@ class StepPlan:
     positions: list[int] = field(default_factory=list)
     counters: list[Tensor] = field(default_factory=list)
     torch_step: Callable[[], None] | None = None
+
+    def add(
+        self,
+        position: int,
+        rule: UpdateRule,
+        hyper: Hyper,
+        tensors: tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None],
+        seed: int,
+        checksums: Sequence[Checksums] | None,
+    ) -> None:
+        """Move a tensor by our formula; `tensors` are weight, grad, stored, m, v of its state."""
+        its_seed = seed * len(self.finite) + position
+        drawn_here = self.implementation.on(tensors[0]) is not Implementation.NATIVE
+        noise = random_bits(tensors[0], its_seed) if rule.stochastic and drawn_here else None
+        its_checksums = None if checksums is None else checksums[position]
+        self.states.append(ParamState(rule, hyper, *tensors, noise, its_seed, its_checksums))
+        self.positions.append(position)
 
     def batches(self) -> list[tuple[Implementation, list[int], list[ParamState]]]:
         """Return the states by rule, device and dtype of the gradient."""
@@ -94,6 +118,36 @@ class StepPlan:
                 self.finite[position] &= ok
         return self.finite
 
+    def run_checked(self) -> list[bool]:
+        """Check tensors that come from a caller, and take the step."""
+        for state in self.states:
+            state.check()
+        self.prepare()
+        return [bool(ok) for ok in self.run()]
+
+    def clean_for_torch(self, positions: list[int], grads: Sequence[Tensor]) -> list[Tensor]:
+        """Return these gradients with 0 for inf and NaN, and note which had any."""
+        finite, clean = cleaned([grads[i] for i in positions])
+        for i, ok in zip(positions, finite, strict=True):
+            self.finite[i] &= ok
+        return clean
+
+    def torch_kernel(
+        self, weights: list[Tensor], *others: Sequence[Tensor | None], fusible: bool = True
+    ) -> dict[str, Any]:
+        """Return `foreach` and `fused` of torch's own step; `others` are gradients and buffers.
+
+        On a CPU torch's fused kernels take memory as it comes: where the tensors of a weight are
+        not laid out alike or have gaps, they mix up its entries and write to memory of others.
+        """
+        how = self.implementation.on(weights[0])
+        of_each = zip(weights, *others, strict=True)
+        alike = all(_alike([x for x in some if x is not None]) for some in of_each)
+        if how is not Implementation.LOOP and not (fusible and alike):
+            how = Implementation.FOREACH
+        fused = how in (Implementation.COMPILED, Implementation.NATIVE)
+        return {"foreach": how is Implementation.FOREACH, "fused": fused}
+
 
 def update_rule(
     p: float,
@@ -101,20 +155,12 @@ def update_rule(
     weight: Tensor,
     stored: Tensor | None,
     stochastic_rounding: bool,
-    momentum: bool = False,
-    nesterov: bool = False,
-    decay: bool = False,
-    scaled: bool = False,
-    knee: bool = False,
+    **flags: bool,
 ) -> UpdateRule:
     """Return the rule of one tensor; what is stored beside it follows from p."""
-    storage = Storage.PRIMAL
-    if stored is not None:
-        storage = Storage.DUAL if p < 2 else Storage.WIDE
+    storage = Storage.PRIMAL if stored is None else Storage.DUAL if p < 2 else Storage.WIDE
     stochastic = stochastic_rounding and weight.dtype == torch.bfloat16
-    return UpdateRule(
-        p, method, storage, weight.dtype, momentum, nesterov, decay, scaled, knee, stochastic
-    )
+    return UpdateRule(p, method, storage, weight.dtype, stochastic=stochastic, **flags)
 
 
 def storage_for(p: float, dtype: torch.dtype, keep_dual: bool) -> Storage:
@@ -140,22 +186,12 @@ def cleaned(grads: Sequence[Tensor]) -> tuple[list[bool | Tensor], list[Tensor]]
     ]
 
 
-def fusible(*tensors: Sequence[Tensor | None]) -> bool:
-    """Return whether torch's fused kernels can move weights, given them, gradients and buffers.
-
-    On a CPU these kernels take memory as it comes: where the tensors of a weight are not laid out
-    alike or have gaps, they mix up its entries and write to memory of others.
-    """
-    return all(_alike([x for x in some if x is not None]) for some in zip(*tensors, strict=True))
-
-
 def _alike(tensors: Sequence[Tensor]) -> bool:
     if all(x.is_contiguous() for x in tensors):
         return True
     first = tensors[0]
-    by_stride = sorted(range(first.dim()), key=first.stride, reverse=True)
     same = all(x.stride() == first.stride() for x in tensors)
-    return same and first.permute(by_stride).is_contiguous()
+    return same and first.permute(memory_order(first)).is_contiguous()
 
 
 def dither_of(step: int) -> float:

@@ -10,22 +10,12 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from mirrorhead.optim._base import Center, MirrorOptimizer, Params, check_number
-from mirrorhead.optim._centered import CenteredPlan
-from mirrorhead.optim._formula import Hyper, Method, UpdateRule
+from mirrorhead.optim._base import Center, Group, MirrorOptimizer, Params, check_number
+from mirrorhead.optim._formula import Hyper, Method
 from mirrorhead.optim._native import Checksums
-from mirrorhead.optim._param_state import ParamState, has_values, random_bits, readable
+from mirrorhead.optim._param_state import number, readable
 from mirrorhead.optim._sharded import local, root_mean_squares
-from mirrorhead.optim._step import (
-    Implementation,
-    StepPlan,
-    cleaned,
-    dither_of,
-    fusible,
-    knee_numbers,
-    update_rule,
-    wide_dtype,
-)
+from mirrorhead.optim._step import Implementation, StepPlan, knee_numbers, update_rule, wide_dtype
 
 
 class MirrorAdam(MirrorOptimizer):
@@ -120,104 +110,86 @@ class MirrorAdam(MirrorOptimizer):
                 "center needs steps, the number of steps at full learning rate (half of the run"
                 " for linear or cosine decay)"
             )
-        if options["steps"] is not None:
-            check_number("steps", options["steps"], low_open=True)
-        if options["knee"] is not None:
-            check_number("knee", options["knee"], low_open=True)
-        if options["rms_floor"] is not None:
-            check_number("rms_floor", options["rms_floor"], low_open=True)
+        for name in ("steps", "knee", "rms_floor"):
+            if options[name] is not None:
+                check_number(name, options[name], low_open=True)
 
-    def _plan(
-        self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]
-    ) -> StepPlan | CenteredPlan:
+    def _prepare_state(self, params: list[Tensor]) -> None:
         new = [param for param in params if "rms" not in self.state[param]]
         for param, rms in zip(new, root_mean_squares(new), strict=True):
             state = self.state[param]
             state["rms"] = torch.tensor(rms, dtype=torch.float64, device="cpu")
             state.setdefault("step", torch.tensor(0.0, device="cpu"))
-        centered = group["center"] is not None
-        plain = [is_adamw(group["p"], param.dtype) for param in params]
-        moments = [(param, self._buffer_dtype(group, param)) for param in params]
-        stored: list[Tensor | None]
-        if centered:
-            stored = [*self._centered_duals(group, params)]
-        else:
-            stored = [
-                None if its_own else self._stored(group, param)
-                for param, its_own in zip(params, plain, strict=True)
-            ]
-        plan = plan_adam(
+
+    def _is_plain(self, group: Group, param: Tensor) -> bool:
+        return is_adamw(group["p"], param.dtype)
+
+    def _plan(
+        self,
+        group: Group,
+        params: list[Tensor],
+        grads: list[Tensor],
+        stored: Sequence[Tensor | None],
+        **options: Any,
+    ) -> StepPlan:
+        return plan_adam(
             [local(param) for param in params],
             grads,
             stored,
-            [self._buffer(param, "exp_avg", dtype) for param, dtype in moments],
-            [self._buffer(param, "exp_avg_sq", dtype) for param, dtype in moments],
+            self._buffers(group, params, "exp_avg"),
+            self._buffers(group, params, "exp_avg_sq"),
             [self.state[param]["step"] for param in params],
             rms=[self._rms(group, param) for param in params],
-            lr=group["lr"] / group["steps"] if centered else group["lr"],
-            p=group["p"],
+            lr=group["lr"] / group["steps"] if options["centered"] else group["lr"],
             beta1=group["betas"][0],
             beta2=group["betas"][1],
             eps=group["eps"],
-            weight_decay=group["weight_decay"],
             knee=group["knee"],
-            centered=centered,
-            maximize=group["maximize"],
-            foreach=group["foreach"],
-            fused=group["fused"],
-            stochastic_rounding=group["stochastic_rounding"],
-            dither=dither_of(group["step"] + 1),
-            seed=group["step"] + 1,
-            checksums=[self._checksums.setdefault(param, Checksums()) for param in params],
+            **options,
         )
-        return self._centered_plan(group, params, plan.states) if centered else plan
 
     def _reach(self, options: dict[str, Any]) -> float:
         check_number("lr, the reach of a group with a center,", float(options["lr"]), low_open=True)
         return float(options["lr"])
 
-    def _rms(self, group: dict[str, Any], param: Tensor) -> float:
-        rms = self.state[param]["rms"]
+    def _rms(self, group: Group, param: Tensor) -> float:
         floor = group["rms_floor"]
         if floor is None:
             floor = 1e-8 if group["p"] < 2 else 1e-2
-        return max(float(rms) if has_values(rms) else 1.0, floor)
+        return max(number(self.state[param]["rms"]), floor)
 
-    def _dual_scale(self, group: dict[str, Any], param: Tensor) -> float:
+    def _dual_scale(self, group: Group, param: Tensor) -> float:
         return dual_scale(group["p"], self._rms(group, param))
 
-    def _mirror(self, group: dict[str, Any], param: Tensor, weight: Tensor) -> Tensor:
-        rule, hyper = mirror_map(group["p"], group["knee"], self._rms(group, param), weight)
-        return rule.mirror(weight, hyper)
+    def _mirror(self, group: Group, param: Tensor, weight: Tensor) -> Tensor:
+        numbers = knee_numbers(group["p"], group["knee"], self._rms(group, param))
+        rule = update_rule(group["p"], Method.ADAM, weight, None, False, knee=bool(numbers))
+        return rule.mirror(weight, Hyper(lr=0.0, **numbers))
 
     def _translated(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Accept checkpoints of torch's AdamW, and those of versions before the knee."""
         groups = []
-        for number, saved in enumerate(state_dict["param_groups"]):
+        for k, saved in enumerate(state_dict["param_groups"]):
             if "p" in saved:
                 groups.append({"knee": None, **saved} if "betas" in saved else saved)
                 continue
-            if not {"betas", "eps", "amsgrad"} <= saved.keys() or number >= len(self.param_groups):
+            if not {"betas", "eps", "amsgrad"} <= saved.keys() or k >= len(self.param_groups):
                 groups.append(saved)
                 continue
             coupled = saved["weight_decay"] and not saved.get("decoupled_weight_decay", True)
             if saved["amsgrad"] or coupled:
                 raise ValueError(
-                    f"state_dict group {number} is of Adam with"
+                    f"state_dict group {k} is of Adam with"
                     f" {'amsgrad' if saved['amsgrad'] else 'l2 weight decay'},"
                     " which MirrorAdam does not have: only AdamW's can be loaded"
                 )
-            mine = self.param_groups[number]
-            kept = {name: mine[name] for name in self.defaults}
-            theirs = ("lr", "betas", "eps", "weight_decay", "maximize")
-            extra = {k: v for k, v in saved.items() if k in ("params", "param_names", "initial_lr")}
-            steps = [
-                int(state_dict["state"][i]["step"])
-                for i in saved["params"]
-                if i in state_dict["state"]
-            ]
-            step = {"step": max(steps, default=0)}
-            groups.append({**kept, **{name: saved[name] for name in theirs}, **extra, **step})
+            mine = {name: self.param_groups[k][name] for name in self.defaults}
+            taken = ("lr", "betas", "eps", "weight_decay", "maximize")
+            taken += ("params", "param_names", "initial_lr")
+            theirs = {name: saved[name] for name in taken if name in saved}
+            states = (state_dict["state"].get(i) for i in saved["params"])
+            step = max((int(state["step"]) for state in states if state is not None), default=0)
+            groups.append({**mine, **theirs, "step": step})
         return {**state_dict, "param_groups": groups}
 
 
@@ -229,15 +201,6 @@ def is_adamw(p: float, dtype: torch.dtype) -> bool:
 def dual_scale(p: float, rms: float) -> float:
     """Return s, what lr is multiplied by in the dual."""
     return (p - 1) * rms ** (p - 2)
-
-
-def mirror_map(
-    p: float, knee: float | None, rms: float, weight: Tensor
-) -> tuple[UpdateRule, Hyper]:
-    """Return a rule and numbers that are enough for its `mirror` and `inverse`."""
-    numbers = knee_numbers(p, knee, rms)
-    rule = update_rule(p, Method.ADAM, weight, None, False, knee=bool(numbers))
-    return rule, Hyper(lr=0.0, **numbers)
 
 
 def mirror_adam(
@@ -262,10 +225,7 @@ def mirror_adam(
     """
     grads = [readable(g, w) for g, w in zip(grads, params, strict=True)]
     plan = plan_adam(params, grads, stored, exp_avgs, exp_avg_sqs, steps, **options)
-    for state in plan.states:
-        state.check()
-    plan.prepare()
-    return [bool(ok) for ok in plan.run()]
+    return plan.run_checked()
 
 
 def plan_adam(
@@ -300,19 +260,14 @@ def plan_adam(
         centered: u is in units of weights, as `_centered` has it: neither r nor knee.
         dither, seed, checksums: as in `plan_descent`.
     """
-    rate = float(lr) if not isinstance(lr, Tensor) or has_values(lr) else 0.0
+    rate = number(lr, missing=0.0)
     plan = StepPlan(Implementation.chosen(foreach, fused), [True] * len(params))
     plain = [i for i, w in enumerate(params) if is_adamw(p, w.dtype) and not centered]
     if plain:
 
         def torch_step() -> None:
-            finite, clean = cleaned([grads[i] for i in plain])
-            for i, ok in zip(plain, finite, strict=True):
-                plan.finite[i] = ok
+            clean = plan.clean_for_torch(plain, grads)
             weights, ms, vs = ([of[i] for i in plain] for of in (params, exp_avgs, exp_avg_sqs))
-            how = plan.implementation.on(weights[0])
-            if how is not Implementation.LOOP and not fusible(weights, clean, ms, vs):
-                how = Implementation.FOREACH
             adamw(
                 weights,
                 clean,
@@ -320,8 +275,7 @@ def plan_adam(
                 vs,
                 [],
                 [steps[i] for i in plain],
-                foreach=how is Implementation.FOREACH,
-                fused=how in (Implementation.COMPILED, Implementation.NATIVE),
+                **plan.torch_kernel(weights, clean, ms, vs),
                 amsgrad=False,
                 beta1=beta1,
                 beta2=beta2,
@@ -337,7 +291,7 @@ def plan_adam(
     for i, w in enumerate(params):
         if i in plain:
             continue
-        count = float(steps[i]) + 1 if has_values(steps[i]) else 1.0
+        count = number(steps[i], missing=0.0) + 1
         scale = 1.0 if centered else dual_scale(p, rms[i])
         if rate and w.numel() and rate * scale < torch.finfo(wide_dtype(w.dtype)).tiny:
             warnings.warn(
@@ -369,22 +323,7 @@ def plan_adam(
             root_bias=(1 - beta2**count) ** -0.5,
             **bend,
         )
-        its_seed = seed * len(params) + i
-        native = plan.implementation.on(w) is Implementation.NATIVE
-        noise = random_bits(w, its_seed) if rule.stochastic and not native else None
-        state = ParamState(
-            rule,
-            hyper,
-            w,
-            grads[i],
-            stored[i],
-            exp_avgs[i],
-            exp_avg_sqs[i],
-            noise,
-            its_seed,
-            None if checksums is None else checksums[i],
-        )
-        plan.states.append(state)
-        plan.positions.append(i)
+        tensors = (w, grads[i], stored[i], exp_avgs[i], exp_avg_sqs[i])
+        plan.add(i, rule, hyper, tensors, seed, checksums)
         plan.counters.append(steps[i])
     return plan

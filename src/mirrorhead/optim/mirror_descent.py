@@ -9,21 +9,12 @@ import torch
 from torch import Tensor
 from torch.optim.sgd import sgd
 
-from mirrorhead.optim._base import Center, MirrorOptimizer, Params, check_number
-from mirrorhead.optim._centered import CenteredPlan
+from mirrorhead.optim._base import Center, Group, MirrorOptimizer, Params, check_number
 from mirrorhead.optim._formula import Hyper, Method
 from mirrorhead.optim._native import Checksums, takes_sgd
-from mirrorhead.optim._param_state import ParamState, has_values, random_bits, readable
+from mirrorhead.optim._param_state import number, readable
 from mirrorhead.optim._sharded import Number, combine_norms, dual_norms, local
-from mirrorhead.optim._step import (
-    Implementation,
-    StepPlan,
-    cleaned,
-    dither_of,
-    fusible,
-    update_rule,
-    wide_dtype,
-)
+from mirrorhead.optim._step import Implementation, StepPlan, cleaned, update_rule, wide_dtype
 from mirrorhead.potentials import dual_exponent
 
 Normalize = Literal["tensor", "global"] | None
@@ -106,54 +97,41 @@ class MirrorDescent(MirrorOptimizer):
         if options["nesterov"] and not options["momentum"]:
             raise ValueError("nesterov=True needs momentum greater than 0")
 
-    def _buffer_dtype(self, group: dict[str, Any], param: Tensor) -> torch.dtype:
-        plain = is_sgd(group["p"], param.dtype, group["stochastic_rounding"])
-        if plain and group["center"] is None:
+    def _is_plain(self, group: Group, param: Tensor) -> bool:
+        return is_sgd(group["p"], param.dtype, group["stochastic_rounding"])
+
+    def _buffer_dtype(self, group: Group, param: Tensor) -> torch.dtype:
+        if self._is_plain(group, param) and group["center"] is None:
             return param.dtype  # as torch's SGD has it
         return super()._buffer_dtype(group, param)
 
     def _plan(
-        self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]
-    ) -> StepPlan | CenteredPlan:
-        finite: list[bool | Tensor] = [True] * len(params)
-        scales: list[Number] = [1.0] * len(params)
+        self,
+        group: Group,
+        params: list[Tensor],
+        grads: list[Tensor],
+        stored: Sequence[Tensor | None],
+        **options: Any,
+    ) -> StepPlan:
+        finite, scales = None, None
         if group["normalize"]:
             finite, grads = cleaned(grads)
             scales = _inverse_norms(params, grads, group["p"], group["normalize"])
-        centered = group["center"] is not None
-        stored: list[Tensor | None] = [*self._centered_duals(group, params)] if centered else []
-        buffers = []
-        for param in params:
-            plain = is_sgd(group["p"], param.dtype, group["stochastic_rounding"])
-            dtype = self._buffer_dtype(group, param)
-            if not centered:
-                stored.append(None if plain else self._stored(group, param))
-            buffers.append(
-                self._buffer(param, "momentum_buffer", dtype) if group["momentum"] else None
-            )
+        buffers: list[Any] = [None] * len(params)
+        if group["momentum"]:
+            buffers = self._buffers(group, params, "momentum_buffer")
         plan = plan_descent(
             [local(param) for param in params],
             grads,
             stored,
             buffers,
             lr=group["lr"],
-            p=group["p"],
             momentum=group["momentum"],
             nesterov=group["nesterov"],
-            centered=centered,
-            weight_decay=group["weight_decay"],
-            maximize=group["maximize"],
-            foreach=group["foreach"],
-            fused=group["fused"],
-            stochastic_rounding=group["stochastic_rounding"],
             scales=scales,
-            dither=dither_of(group["step"] + 1),
-            seed=group["step"] + 1,
-            checksums=[self._checksums.setdefault(param, Checksums()) for param in params],
+            **options,
         )
-        if centered:
-            plan = self._centered_plan(group, params, plan.states)
-        plan.finite = finite
+        plan.finite = finite or plan.finite
         return plan
 
 
@@ -187,11 +165,7 @@ def mirror_descent(
     (tensor([0.5000, 0.0100]), tensor([0.7071, 0.1000]))
     """
     grads = [readable(g, w) for g, w in zip(grads, params, strict=True)]
-    plan = plan_descent(params, grads, stored, momentum_buffers, **options)
-    for state in plan.states:
-        state.check()
-    plan.prepare()
-    return [bool(ok) for ok in plan.run()]
+    return plan_descent(params, grads, stored, momentum_buffers, **options).run_checked()
 
 
 def plan_descent(
@@ -226,7 +200,7 @@ def plan_descent(
             weights one by one to notice edits from outside.
     """
     scales = [1.0] * len(params) if scales is None else scales
-    rate = float(lr) if not isinstance(lr, Tensor) or has_values(lr) else 0.0
+    rate = number(lr, missing=0.0)
     plan = StepPlan(Implementation.chosen(foreach, fused), [True] * len(params))
     plain = [
         i
@@ -242,24 +216,17 @@ def plan_descent(
             weights, buffers = [params[i] for i in plain], [momentum_buffers[i] for i in plain]
             if weight_decay:
                 torch._foreach_mul_(weights, 1 - rate * weight_decay)
-            finite, clean = cleaned([grads[i] for i in plain])
-            for i, ok in zip(plain, finite, strict=True):
-                plan.finite[i] &= ok
             clean = [
                 g if isinstance(scale := scales[i], float) and scale == 1 else g * scale
-                for i, g in zip(plain, clean, strict=True)
+                for i, g in zip(plain, plan.clean_for_torch(plain, grads), strict=True)
             ]
-            how = plan.implementation.on(weights[0])
             # torch's fused SGD leaves the last elements of half-precision tensors undefined.
-            half = any(w.dtype.itemsize < 4 for w in weights)
-            if how is not Implementation.LOOP and (half or not fusible(weights, clean, buffers)):
-                how = Implementation.FOREACH
+            full = all(w.dtype.itemsize >= 4 for w in weights)
             sgd(
                 weights,
                 clean,
                 buffers,
-                foreach=how is Implementation.FOREACH,
-                fused=how in (Implementation.COMPILED, Implementation.NATIVE),
+                **plan.torch_kernel(weights, clean, buffers, fusible=full),
                 weight_decay=0,
                 momentum=momentum,
                 lr=rate,
@@ -293,23 +260,8 @@ def plan_descent(
             grad_scale=-scales[i] if maximize else scales[i],
             momentum=momentum,
         )
-        its_seed = seed * len(params) + i
-        native = plan.implementation.on(w) is Implementation.NATIVE
-        noise = random_bits(w, its_seed) if rule.stochastic and not native else None
-        state = ParamState(
-            rule,
-            hyper,
-            w,
-            grads[i],
-            stored[i],
-            momentum_buffers[i],
-            None,
-            noise,
-            its_seed,
-            None if checksums is None else checksums[i],
-        )
-        plan.states.append(state)
-        plan.positions.append(i)
+        tensors = (w, grads[i], stored[i], momentum_buffers[i], None)
+        plan.add(i, rule, hyper, tensors, seed, checksums)
     return plan
 
 
@@ -324,9 +276,9 @@ def _inverse_norms(
     if isinstance(norms[0], Tensor):  # on a device: not read
         return [_inverse_norm(norm, g) for norm, g in zip(norms, grads, strict=True)]
     # A norm of subnormal size has no reciprocal in its dtype: the largest number must do.
-    largest = [torch.finfo(wide_dtype(g.dtype)).max for g in grads]
     return [
-        min(1 / norm, big) if norm > 0 else 0.0 for norm, big in zip(norms, largest, strict=True)
+        min(1 / norm, torch.finfo(wide_dtype(g.dtype)).max) if norm > 0 else 0.0
+        for norm, g in zip(norms, grads, strict=True)
     ]
 
 
