@@ -43,36 +43,20 @@ if TYPE_CHECKING:
 
 # The same names again, for the interpreter. A name is imported when it is first used, because
 # torch takes a second to import. A test compares the two lists.
-_HOMES = {
-    "cross_validation": ("PChoice", "choose_p"),
-    "problem": ("AttentionProblem", "Gradient"),
-    "margin": ("Check", "MarginSolution", "attention_svm", "svm"),
-    "native": (),
-    "optim": ("MirrorAdam", "MirrorDescent", "ParamGroups", "attention_param_groups"),
-    "patches": ("Patch", "PatchError"),
-    "paths": (
-        "Diagnostics",
-        "Path",
-        "RegularizationPath",
-        "assumption_b",
-        "descend",
-        "diagnose",
-        "joint_regularization_path",
-        "largest_step",
-        "regularization_path",
-    ),
-    "potentials": ("PNorm",),
-    "tokens": (
-        "ConeConstants",
-        "LocalOptimality",
-        "cone_constants",
-        "globally_optimal_tokens",
-        "locally_optimal",
-        "locally_optimal_sets",
-        "support_tokens",
-        "token_scores",
-    ),
+_NAMES = {
+    "cross_validation": "PChoice choose_p",
+    "problem": "AttentionProblem Gradient",
+    "margin": "Check MarginSolution attention_svm svm",
+    "native": "",
+    "optim": "MirrorAdam MirrorDescent ParamGroups attention_param_groups",
+    "patches": "Patch PatchError",
+    "paths": "Diagnostics Path RegularizationPath assumption_b descend diagnose"
+    " joint_regularization_path largest_step regularization_path",
+    "potentials": "PNorm",
+    "tokens": "ConeConstants LocalOptimality cone_constants globally_optimal_tokens"
+    " locally_optimal locally_optimal_sets support_tokens token_scores",
 }
+_HOMES = {home: names.split() for home, names in _NAMES.items()}
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = ["__version__", *_HOME]  # pyright: ignore[reportUnsupportedDunderAll]

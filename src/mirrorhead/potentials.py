@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -88,17 +89,17 @@ class PNorm:
 
         Raises ValueError if w or v is zero and so has no direction.
         """
-        return _in_wide(lambda a, b: self._direction_divergence(a, b, dims), w, v)
 
-    def _direction_divergence(self, w: Tensor, v: Tensor, dims: Dims) -> Tensor:
-        units = []
-        for name, x in (("w", w), ("v", v)):
-            norm = lp_norm(x, self.p, dims, keepdim=True)
-            if not bool((norm > 0).all()):
-                raise ValueError(f"{name} has a zero or NaN slice, which has no direction")
-            # Scaling by the largest entry first keeps 1e300 and 1e-300 representable.
-            units.append(x / norm)
-        return _sum(_entry_divergence(units[0], units[1], self.p), dims)
+        def divergence(w: Tensor, v: Tensor) -> Tensor:
+            units = []
+            for name, x in (("w", w), ("v", v)):
+                norm = lp_norm(x, self.p, dims, keepdim=True)
+                if not bool((norm > 0).all()):
+                    raise ValueError(f"{name} has a zero or NaN slice, which has no direction")
+                units.append(x / norm)
+            return _sum(_entry_divergence(*units, self.p), dims)
+
+        return _in_wide(divergence, w, v)
 
 
 def check_p(p: float, name: str = "p") -> float:
@@ -275,9 +276,8 @@ def _series(e: Tensor, n: float, first: int) -> Tensor:
     With n = p-1, first = 1 it is the integral of (1+s)^(p-1) - 1; with n = p-2, first = 0
     the integral of s (1+s)^(p-2), both from 0 to e.
     """
-    terms = 14
     coefficients, binomial = [], 1.0
-    for j in range(terms + first):
+    for j in range(14 + first):
         if j >= first:
             coefficients.append(binomial / (j + 2 - first))
         binomial *= (n - j) / (j + 1)
@@ -293,9 +293,7 @@ def _in_wide(f: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         if not isinstance(x, Tensor) or not x.is_floating_point():
             given = x.dtype if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(f"expected a floating point tensor, got {given}")
-    dtype = tensors[0].dtype
-    for x in tensors[1:]:
-        dtype = torch.promote_types(dtype, x.dtype)
+    dtype = reduce(torch.promote_types, (x.dtype for x in tensors))
     wide = torch.promote_types(dtype, torch.float32)
     return f(*(x.to(wide) for x in tensors)).to(dtype)
 

@@ -19,6 +19,7 @@ l', s_alpha and exp(m) are kept as logarithms. The margin is y f = a_alpha - exp
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -141,39 +142,26 @@ class AttentionProblem:
         if classes is not None and loss != "logistic":
             raise ValueError(f"loss must be 'logistic' with classes, got {loss!r}")
         trials, n, d = X.shape[:-3], X.shape[-3], X.shape[-1]
-        z = as_floats("z", z, X)
-        y = as_floats("y", y, X)
-        v = as_floats("v", v, X)
         head = tuple(size for size in (heads, classes) if size is not None)
-        for name, value, shape in (
-            ("z", z, (*trials, n, d)),
-            ("y", y, (*trials, n)),
-            ("v", v, (*trials, *head, d)),
-        ):
+        shapes = {"z": (*trials, n, d), "y": (*trials, n), "v": (*trials, *head, d)}
+        z, y, v = as_floats("z", z, X), as_floats("y", y, X), as_floats("v", v, X)
+        for (name, shape), value in zip(shapes.items(), (z, y, v), strict=True):
             if value.shape != shape:
                 raise ValueError(f"{name} must have shape {shape}, got {tuple(value.shape)}")
         if classes is None and not bool((y.abs() == 1).all()):
             raise ValueError("y must be +1 or -1 everywhere (or give classes)")
         if classes is not None and not bool(((y == y.round()) & (y >= 0) & (y < classes)).all()):
             raise ValueError(f"y must be integers from 0 to {classes - 1} with classes={classes}")
-        for name, value in (
-            ("X", X), ("z", z), ("y", y), ("v", v), ("loss_name", loss), ("mask", mask),
-            ("heads", heads), ("classes", classes),
-        ):  # fmt: skip
-            object.__setattr__(self, name, value)
+        vars(self).update(X=X, z=z, y=y, v=v, mask=mask)
+        vars(self).update(loss_name=loss, heads=heads, classes=classes)
 
     def __repr__(self) -> str:
-        trials, (n, T, d) = tuple(self.X.shape[:-3]), self.X.shape[-3:]
-        extras = "".join(
-            f", {name}={value}"
-            for name, value in (("heads", self.heads), ("classes", self.classes))
-            if value is not None
-        )
-        masked = ", masked" if self.mask is not None else ""
-        return (
-            f"AttentionProblem(trials={trials}, n={n}, T={T}, d={d}, {self.loss_name}"
-            f"{extras}{masked})"
-        )
+        n, T, d = self.X.shape[-3:]
+        heads = "" if self.heads is None else f", heads={self.heads}"
+        classes = "" if self.classes is None else f", classes={self.classes}"
+        masked = "" if self.mask is None else ", masked"
+        sizes = f"trials={self.trials}, n={n}, T={T}, d={d}"
+        return f"AttentionProblem({sizes}, {self.loss_name}{heads}{classes}{masked})"
 
     # -- shapes -------------------------------------------------------------------------
 
@@ -200,10 +188,9 @@ class AttentionProblem:
 
     def with_head(self, v: Tensor) -> AttentionProblem:
         """The same data with another head v, without checks: JointGD changes v at every step."""
-        other = object.__new__(AttentionProblem)
-        other.__dict__.update(self.__dict__)
-        other.__dict__.update(v=v)
-        other.__dict__.pop("_values", None)
+        other = copy(self)
+        vars(other).update(v=v)
+        vars(other).pop("_values", None)
         return other
 
     def with_scores(self, scores: Tensor) -> AttentionProblem:
@@ -221,9 +208,8 @@ class AttentionProblem:
         if scores.shape != self.X.shape[:-1]:
             shape = tuple(self.X.shape[:-1])
             raise ValueError(f"scores must have shape {shape}, got {tuple(scores.shape)}")
-        other = object.__new__(AttentionProblem)
-        other.__dict__.update(self.__dict__)
-        other.__dict__["_values"] = scores[..., None, :, None]
+        other = copy(self)
+        vars(other)["_values"] = scores[..., None, :, None]
         return other
 
     def trial(self, index: int | slice) -> AttentionProblem:
@@ -264,14 +250,12 @@ class AttentionProblem:
         """y_i v' x_it, (..., n, T) or (..., heads, n, T): Definition 2, for two classes."""
         if self.classes is not None:
             raise ValueError("scores are defined for labels +1 and -1, not for classes")
-        scores = self._values[..., 0]  # (..., n, heads or 1, T)
-        return self._heads_first(scores)
+        return self._heads_first(self._values[..., 0])
 
     def output(self, W: Tensor) -> Tensor:
         """f(X_i, z_i), (..., n), or (..., n, classes)."""
-        output = (self._logits(self._weights(W)).softmax(-1).unsqueeze(-1) * self._values).sum(
-            (-3, -2)
-        )
+        attention = self._logits(self._weights(W)).softmax(-1)
+        output = (attention.unsqueeze(-1) * self._values).sum((-3, -2))
         return output if self.classes is not None else output.squeeze(-1) * self.y
 
     def loss(self, W: Tensor) -> Tensor:
@@ -284,8 +268,7 @@ class AttentionProblem:
 
     def gradient(self, W: Tensor) -> Gradient:
         """The gradient of the loss in W, with its direction right at any size."""
-        forward = self._forward(self._weights(W))
-        return self._weight_gradient(forward)
+        return self._weight_gradient(self._forward(self._weights(W)))
 
     def gradients(self, W: Tensor) -> tuple[Gradient, Gradient]:
         """The gradients in W and in the head v, from one pass."""

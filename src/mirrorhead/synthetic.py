@@ -60,11 +60,8 @@ def random_weights(
         raise ValueError(f"scale must be a finite number >= 0, got {scale!r}")
     if len(leading) != 1:
         raise ValueError(f"random_weights needs one leading dimension, got {leading}")
-    starts = []
-    for seed in range(first, first + leading[0]):
-        generator = torch.Generator().manual_seed(2**31 + seed)
-        starts.append(_draw(shape[1:], distribution, generator))
-    return scale * torch.stack(starts)
+    generators = (torch.Generator().manual_seed(2**31 + first + k) for k in range(leading[0]))
+    return scale * torch.stack([_draw(shape[1:], distribution, each) for each in generators])
 
 
 def on_sphere(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

@@ -19,7 +19,7 @@ from mirrorhead.optim._centered import CenteredPlan, first_scale, like_param, ma
 from mirrorhead.optim._native import Checksums
 from mirrorhead.optim._param_state import has_values, zeros_like_param
 from mirrorhead.optim._sharded import all_finite, all_true, local, local_gradient
-from mirrorhead.optim._step import Implementation, StepPlan, dither_of, storage_for, wide_dtype
+from mirrorhead.optim._step import Implementation, StepPlan, dither_of, wide_dtype
 from mirrorhead.potentials import check_p, signed_power
 
 Center = Literal["init"] | Mapping[str, Tensor] | Sequence[Tensor] | None
@@ -130,7 +130,8 @@ class MirrorOptimizer(Optimizer):
         # Everything that can fail comes first; then all groups move.
         steps = self._planned()
         for _, _, plan in steps:
-            plan.prepare()
+            if isinstance(plan, StepPlan):
+                plan.prepare()
         checked: list[tuple[Group, Tensor, bool | Tensor]] = []
         newly_planned: list[Tensor] = []
         for group, params, plan in steps:
@@ -169,39 +170,24 @@ class MirrorOptimizer(Optimizer):
         """Keep the plan of the step just taken, where it can serve for the next one."""
         self._plans.pop(id(group), None)
         if isinstance(plan, StepPlan) and can_be_kept(plan, group, params, self.state):
-            scales = [self._dual_scale(group, param) for param in params]
-            kept = CachedPlan(group, params, plan.states, scales, self.state, self._checksums)
+            kept = CachedPlan(group, params, plan, self.state, self._checksums)
             self._plans[id(group)] = kept
-
-    def _dual_scale(self, group: Group, param: Tensor) -> float:
-        """Return what lr is multiplied by in the dual."""
-        return 1.0
 
     def _new_plan(self, group: Group, params: list[Tensor]) -> StepPlan | CenteredPlan:
         """Plan the next step of one group, and make the state that is missing."""
-        grads = [local_gradient(param) for param in params]
-        self._prepare_state(params)
         centered = group["center"] is not None
+        names = ("p", "weight_decay", "maximize", "foreach", "fused", "stochastic_rounding")
+        options = {name: group[name] for name in names}
+        options["params"] = [local(param) for param in params]
+        options["grads"] = [local_gradient(param) for param in params]
+        self._prepare_state(params)
         if centered:
             self._place_centers(group, params)
-            stored = [self._buffer(param, "dual", wide_dtype(param.dtype)) for param in params]
-        else:
-            stored = [
-                None if self._is_plain(group, param) else self._stored(group, param)
-                for param in params
-            ]
-        names = ("p", "weight_decay", "maximize", "foreach", "fused", "stochastic_rounding")
-        plan = self._plan(
-            group,
-            params,
-            grads,
-            stored,
-            **{name: group[name] for name in names},
-            centered=centered,
-            dither=dither_of(group["step"] + 1),
-            seed=group["step"] + 1,
-            checksums=[self._checksums.setdefault(param, Checksums()) for param in params],
-        )
+        options["stored"] = [self._stored(group, param) for param in params]
+        options["checksums"] = [self._checksums.setdefault(param, Checksums()) for param in params]
+        step = group["step"] + 1
+        options |= {"centered": centered, "dither": dither_of(step), "seed": step}
+        plan = self._plan(group, params, options)
         if not centered:
             return plan
         return CenteredPlan(plan, params, [self.state[param] for param in params], group["reach"])
@@ -214,15 +200,8 @@ class MirrorOptimizer(Optimizer):
         """Return whether torch's own optimizer moves the parameter, unless it has a center."""
 
     @abstractmethod
-    def _plan(
-        self,
-        group: Group,
-        params: list[Tensor],
-        grads: list[Tensor],
-        stored: Sequence[Tensor | None],
-        **options: Any,
-    ) -> StepPlan:
-        """Plan the next step of one group, given local gradients and what the optimizers share."""
+    def _plan(self, group: Group, params: list[Tensor], options: dict[str, Any]) -> StepPlan:
+        """Plan the next step of one group, given what both optimizers hand to their plans."""
 
     def _place_centers(self, group: Group, params: list[Tensor]) -> None:
         """Make w0 and S of the weights of a centred group where they are missing."""
@@ -338,20 +317,25 @@ class MirrorOptimizer(Optimizer):
 
     def _stored(self, group: Group, param: Tensor) -> Tensor | None:
         """Return what is kept beside the weight (local part), made from it where missing."""
-        name = storage_for(group["p"], param.dtype, group["keep_dual"]).value
+        wide = wide_dtype(param.dtype)
+        if group["center"] is not None:
+            return self._buffer(param, "dual", wide)
+        if self._is_plain(group, param):
+            return None
         if "center" in self.state[param]:  # of steps before the group's center was set to None
             self._drop_center(param)
-        if name is None:
+        if not group["keep_dual"] or (group["p"] >= 2 and param.dtype == wide):
             return None
+        name = "dual" if group["p"] < 2 else "wide"
         if name not in self.state[param]:
             self._checksums.pop(param, None)
             # The C library finds zeros where the weights are not zero, and computes u itself.
             how = Implementation.chosen(group["foreach"], group["fused"]).on(local(param))
             if how is not Implementation.NATIVE:
-                weight = local(param).to(wide_dtype(param.dtype))
-                kept = self._buffer(param, name, weight.dtype)
+                weight = local(param).to(wide)
+                kept = self._buffer(param, name, wide)
                 kept.copy_(weight if name == "wide" else self._mirror(group, param, weight))
-        return self._buffer(param, name, wide_dtype(param.dtype))
+        return self._buffer(param, name, wide)
 
     def _mirror(self, group: Group, param: Tensor, weight: Tensor) -> Tensor:
         return signed_power(weight, group["p"] - 1)

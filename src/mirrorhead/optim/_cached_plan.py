@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from mirrorhead.optim._native import WORDS, Checksums, Column, call_rows, packed_rows, packed_rule
-from mirrorhead.optim._param_state import ParamState, number, waits
+from mirrorhead.optim._param_state import number, waits
 from mirrorhead.optim._sharded import is_sharded
 from mirrorhead.optim._step import Implementation, StepPlan, dither_of
 
@@ -56,11 +56,11 @@ class CachedPlan:
         self,
         group: dict[str, Any],
         params: Sequence[Tensor],
-        states: Sequence[ParamState],
-        scales: Sequence[float],
+        plan: StepPlan,
         state: Mapping[Tensor, dict[str, Any]],
         checksums: Mapping[Tensor, Checksums],
     ) -> None:
+        states = plan.states
         self.rule = states[0].rule
         self.options = _fixed_options(group)
         self.params = list(params)
@@ -80,8 +80,8 @@ class CachedPlan:
         self.counts = [counter.detach().numpy() for counter in counters]
         self.count = float(counters[0]) if counters else 0.0
         self.betas = tuple(group.get("betas", (0.0, 0.0)))
-        self.scales = np.array(scales)  # of u: lr is multiplied by them
-        self.least_scale = min(scales)
+        self.scales = np.array(plan.scales)  # of u: lr is multiplied by them
+        self.least_scale = min(plan.scales)
         self.rows = packed_rows(states, [None] * len(states))
         self.packed_rule = packed_rule(self.rule, False)
         self.table = np.frombuffer(self.rows, dtype=np.int64).reshape(len(states), WORDS)
@@ -137,9 +137,6 @@ class CachedPlan:
         if self.rule.stochastic:
             self.table[:, Column.SEED] = step * len(grads) + np.arange(len(grads))
         return True
-
-    def prepare(self) -> None:
-        """Do nothing: there is no kernel to compile."""
 
     def run(self) -> list[bool]:
         """Take the step. Return which gradients were finite."""

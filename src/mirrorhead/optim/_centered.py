@@ -34,7 +34,7 @@ _PIECE = 1 << 20  # weights at a time: bounds the scratch memory
 
 
 class CenteredPlan:
-    """One step of a centred group; nothing has moved yet. `StepPlan` has the same methods.
+    """One step of a centred group; nothing has moved yet.
 
     It is made from a plan of the same states without their centers, which have u as `stored`, the
     parameters, their entries in the optimizer's state, and the reach of the group.
@@ -55,9 +55,6 @@ class CenteredPlan:
             replace(state, center=local(entry["center"]))
             for state, entry in zip(plan.states, entries, strict=True)
         ]
-
-    def prepare(self) -> None:
-        """Do nothing: there is no kernel to compile."""
 
     def run(self) -> list[bool | Tensor]:
         """Take the step. Return which gradients were finite."""

@@ -12,7 +12,7 @@ import logging
 import math
 import os
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -43,21 +43,22 @@ Kernel = Callable[..., list[Tensor]]
 
 def prepare_compiled(states: Sequence[ParamState]) -> None:
     """Compile every kernel that the step will need, on scratch tensors, before it moves any."""
-    for states_of_call in _calls(_compilable(states)[0]):
-        first = states_of_call[0][1]
+    for call in _calls(_compilable(states)):
+        first = call[0][1]
         rule, device = _kernel_rule(first), first.weight.device
-        key = (rule, device, len(states_of_call), first.grad.dtype)
+        key = (rule, device, len(call), first.grad.dtype)
         if key not in _traced:
-            _compile(rule, device, len(states_of_call), first)
+            _compile(rule, device, len(call), first)
             _traced.add(key)
 
 
 def step_compiled(states: Sequence[ParamState]) -> list[bool | Tensor]:
     """Move tensors that `prepare_compiled` has seen. Return which gradients were finite."""
     finite: list[bool | Tensor] = [True] * len(states)
-    compilable, others = _compilable(states)
-    for i in others:
-        finite[i] = states[i].step()
+    compilable = _compilable(states)
+    for i, state in enumerate(states):
+        if i not in compilable:
+            finite[i] = state.step()
     numbers: dict[Hyper, Tensor] = {}
     for call in _calls(compilable):
         rule, device = _kernel_rule(call[0][1]), call[0][1].weight.device
@@ -77,26 +78,23 @@ def step_compiled(states: Sequence[ParamState]) -> list[bool | Tensor]:
     return finite
 
 
-def _compilable(states: Sequence[ParamState]) -> tuple[list[tuple[int, ParamState]], list[int]]:
-    """Return flat views of what a kernel can take, and the positions of all others."""
-    flat, others = [], []
+def _compilable(states: Sequence[ParamState]) -> dict[int, ParamState]:
+    """Return flat views of what a kernel can take, by position."""
+    flat = {}
     for i, state in enumerate(states):
         # Lengths 0 and 1 are special to torch.compile, and too short to gain anything.
         if state.weight.numel() > 1 and (view := state.flat()) is not None:
             # Without .data each would be known as a view, and compiled for its base's shape.
-            flat.append((i, view.of([x if x is None else x.data for x in view.tensors()])))
-        else:
-            others.append(i)
-    return flat, others
+            flat[i] = view.of([x if x is None else x.data for x in view.tensors()])
+    return flat
 
 
-def _calls(flat: Sequence[tuple[int, ParamState]]) -> Iterator[Sequence[tuple[int, ParamState]]]:
-    """Yield the states of each call: four at a time, then one by one."""
-    whole = len(flat) - len(flat) % _PER_CALL
-    for i in range(0, whole, _PER_CALL):
-        yield flat[i : i + _PER_CALL]
-    for entry in flat[whole:]:
-        yield [entry]
+def _calls(flat: dict[int, ParamState]) -> list[list[tuple[int, ParamState]]]:
+    """Return the states of each call: four at a time, then one by one."""
+    entries = list(flat.items())
+    whole = len(entries) - len(entries) % _PER_CALL
+    calls = [entries[i : i + _PER_CALL] for i in range(0, whole, _PER_CALL)]
+    return calls + [[entry] for entry in entries[whole:]]
 
 
 def _kernel_rule(state: ParamState) -> UpdateRule:
@@ -150,10 +148,8 @@ def _hint(error: BaseException) -> str:
     text = " ".join(f"{type(cause).__name__} {cause}" for cause in causes)
     if any(isinstance(cause, OSError) and cause.errno in _UNWRITABLE for cause in causes):
         where = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "its default place")
-        return (
-            f"torch's compile cache ({where}) cannot be written: set TORCHINDUCTOR_CACHE_DIR"
-            " to a folder that can"
-        )
+        to_do = "set TORCHINDUCTOR_CACHE_DIR to a folder that can"
+        return f"torch's compile cache ({where}) cannot be written: {to_do}"
     if "InvalidCxxCompiler" in text or "CppCompileError" in text or "FileNotFoundError" in text:
         return "On a CPU it needs a C++ compiler such as g++"
     return "The error above says why"
@@ -194,12 +190,11 @@ def _kernel(rule: UpdateRule, device: str, count: int) -> Kernel:
     kernel = types.FunctionType(
         kernel.__code__.replace(co_name=name), globals(), name, None, kernel.__closure__
     )
-    options: dict[str, Any] = {}
-    if device == "cpu":
-        options = {
-            # The sum of marks reads what the step just wrote: one loop instead of two.
-            "realize_opcount_threshold": 3,
-            # Multiply-adds for the polynomials. Rounding is as good or better.
-            "cpp.enable_floating_point_contract_flag": "fast",
-        }
+    on_cpu: dict[str, Any] = {
+        # The sum of marks reads what the step just wrote: one loop instead of two.
+        "realize_opcount_threshold": 3,
+        # Multiply-adds for the polynomials. Rounding is as good or better.
+        "cpp.enable_floating_point_contract_flag": "fast",
+    }
+    options = on_cpu if device == "cpu" else {}
     return torch.compile(kernel, dynamic=True, fullgraph=True, options=options)

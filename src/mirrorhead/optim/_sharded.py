@@ -60,19 +60,14 @@ def reduce_shards(
 
         # Not is_shard(): the strided shards of FSDP over tensor parallelism say no to it.
         partial = [Replicate() if p.is_replicate() else Partial(reduction) for p in placements]
-        mine = torch.stack(
-            [
-                torch.as_tensor(
-                    values[i],
-                    dtype=torch.float64,
-                    device="cpu" if isinstance(values[i], float) else None,
-                )
-                for i in indices
-            ]
-        ).to(mesh.device_type)
+        parts = [
+            x if isinstance(x, Tensor) else torch.tensor(x, dtype=torch.float64, device="cpu")
+            for x in (values[i] for i in indices)
+        ]
+        mine = torch.stack(parts).to(mesh.device_type)
         whole = DTensor.from_local(mine, mesh, partial, run_check=False).full_tensor()
-        read = all(isinstance(values[i], float) for i in indices)
-        for i, value in zip(indices, whole.tolist() if read else whole.unbind(), strict=True):
+        unread = any(isinstance(values[i], Tensor) for i in indices)
+        for i, value in zip(indices, whole.unbind() if unread else whole.tolist(), strict=True):
             reduced[i] = value
     return reduced
 
@@ -126,20 +121,15 @@ def combine_norms(norms: Sequence[Number], q: float) -> Number:
 
 def root_mean_squares(params: Sequence[Tensor]) -> list[float]:
     """Return the root mean square of each parameter; 1 for meta and fake tensors."""
-    sums = []
-    for param in params:
-        part = local(param)
-        counted = has_values(part)
-        sums.append(_sum_of_squares(part) if counted else float(param.numel()))
-    totals = reduce_shards(sums, params, "sum")
-    return [
-        (float(total) / max(param.numel(), 1)) ** 0.5
-        for total, param in zip(totals, params, strict=True)
+    sums = [
+        _sum_of_squares(part) if has_values(part) else float(param.numel())
+        for param, part in zip(params, map(local, params), strict=True)
     ]
+    totals = zip(reduce_shards(sums, params, "sum"), params, strict=True)
+    return [(float(total) / max(param.numel(), 1)) ** 0.5 for total, param in totals]
 
 
 def _sum_of_squares(x: Tensor) -> float:
-    """Return the sum of x^2, computed in float64."""
     if waits(x) or not x.is_contiguous():
         return float(x.double().square().sum())
     # By pieces that stay in the cache: a float64 copy of a large tensor is slow to make.
@@ -149,7 +139,7 @@ def _sum_of_squares(x: Tensor) -> float:
 
 def largest_entry(x: Tensor) -> Number:
     """Return max |x|; on a device as a tensor, not read."""
-    if waits(x) and has_values(x):
-        zero = torch.zeros((), dtype=torch.float64, device=x.device)
-        return x.abs().max().double() if x.numel() else zero
-    return float(x.abs().max()) if x.numel() and has_values(x) else 0.0
+    if not has_values(x):
+        return 0.0
+    largest = x.abs().max() if x.numel() else x.new_zeros(())
+    return largest.double() if waits(x) else float(largest)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 from typing import Any
 
@@ -20,6 +20,7 @@ from mirrorhead.optim._param_state import (
     has_values,
     is_finite,
     memory_order,
+    number,
     random_bits,
 )
 
@@ -62,33 +63,80 @@ _STEPS: dict[Implementation, Callable[[Sequence[ParamState]], Sequence[bool | Te
 class StepPlan:
     """All that one step of a group will do; nothing has moved yet.
 
-    `states` are moved by our formula. The other tensors (p = 2) are moved by `torch_step`,
-    torch's own SGD or AdamW. `counters` are the step counts of the former: one is added.
+    Tensors that were added are moved by our formula. Those at the positions `plain` (p = 2) are
+    moved by `torch_step`, torch's own SGD or AdamW, given them and their gradients.
+
+    Args:
+        params, grads, stored: as in `mirror_descent`.
+        lr, p, weight_decay, maximize, foreach, fused, stochastic_rounding: as in `MirrorDescent`.
+        centered: move all tensors by our formula, p = 2 included. u is then in units of weights, as
+            `_centered` has it.
+        dither: from -1/2 to 1/2; see `_formula.dithered`.
+        seed: of the noise for stochastic rounding; another one for every step.
+        checksums: of the weights as last written; without them the C library compares the
+            weights one by one to notice edits from outside.
     """
 
-    implementation: Implementation
-    finite: list[bool | Tensor]  # by position in the group; filled in by `run`
-    states: list[ParamState] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    counters: list[Tensor] = field(default_factory=list)
-    torch_step: Callable[[], None] | None = None
+    method: Method
+    params: Sequence[Tensor]
+    grads: Sequence[Tensor]
+    stored: Sequence[Tensor | None]
+    _: KW_ONLY
+    lr: float | Tensor
+    p: float
+    weight_decay: float = 0
+    centered: bool = False
+    maximize: bool = False
+    foreach: bool | None = None
+    fused: bool | None = None
+    stochastic_rounding: bool = False
+    dither: float = 0.0
+    seed: int = 0
+    checksums: Sequence[Checksums] | None = None
+
+    def __post_init__(self) -> None:
+        self.rate = number(self.lr, missing=0.0)
+        self.implementation = Implementation.chosen(self.foreach, self.fused)
+        self.finite: list[bool | Tensor] = [True] * len(self.params)  # filled in by `run`
+        self.states: list[ParamState] = []
+        self.positions: list[int] = []
+        self.scales: list[float] = []  # what lr is multiplied by in the dual
+        self.counters: list[Tensor] = []  # step counts: one is added
+        self.plain: list[int] = []
+        self.torch_step: Callable[[list[Tensor], list[Tensor]], None] | None = None
 
     def add(
         self,
-        position: int,
-        rule: UpdateRule,
-        hyper: Hyper,
-        tensors: tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None],
-        seed: int,
-        checksums: Sequence[Checksums] | None,
+        i: int,
+        m: Tensor | None,
+        v: Tensor | None,
+        scaled: bool,
+        nesterov: bool = False,
+        scale: float = 1.0,
+        **numbers: Any,
     ) -> None:
-        """Move a tensor by our formula; `tensors` are weight, grad, stored, m, v of its state."""
-        its_seed = seed * len(self.finite) + position
-        drawn_here = self.implementation.on(tensors[0]) is not Implementation.NATIVE
-        noise = random_bits(tensors[0], its_seed) if rule.stochastic and drawn_here else None
-        its_checksums = None if checksums is None else checksums[position]
-        self.states.append(ParamState(rule, hyper, *tensors, noise, its_seed, its_checksums))
-        self.positions.append(position)
+        """Move a tensor by our formula; `numbers` are fields of `Hyper`."""
+        w, stored, seed = self.params[i], self.stored[i], self.seed * len(self.params) + i
+        rule = UpdateRule(
+            self.p,
+            self.method,
+            Storage.PRIMAL if stored is None else Storage.DUAL if self.p < 2 else Storage.WIDE,
+            w.dtype,
+            momentum=numbers.get("momentum", 0) != 0,
+            nesterov=nesterov,
+            decay=self.weight_decay != 0,
+            scaled=scaled,
+            knee="knee" in numbers,
+            stochastic=self.stochastic_rounding and w.dtype == torch.bfloat16,
+        )
+        hyper = Hyper(decay=self.rate * self.weight_decay, dither=self.dither, **numbers)
+        native = self.implementation.on(w) is Implementation.NATIVE
+        noise = random_bits(w, seed) if rule.stochastic and not native else None
+        checksums = None if self.checksums is None else self.checksums[i]
+        state = ParamState(rule, hyper, w, self.grads[i], stored, m, v, noise, seed, checksums)
+        self.states.append(state)
+        self.positions.append(i)
+        self.scales.append(scale)
 
     def batches(self) -> list[tuple[Implementation, list[int], list[ParamState]]]:
         """Return the states by rule, device and dtype of the gradient."""
@@ -109,8 +157,14 @@ class StepPlan:
 
     def run(self) -> list[bool | Tensor]:
         """Take the step. Return which gradients were finite."""
-        if self.torch_step is not None:
-            self.torch_step()
+        if self.torch_step is not None and self.plain:
+            weights = [self.params[i] for i in self.plain]
+            finite, clean = cleaned([self.grads[i] for i in self.plain])
+            for i, ok in zip(self.plain, finite, strict=True):
+                self.finite[i] &= ok
+            self.torch_step(weights, clean)
+            # torch's fused kernels leave this out: a backward pass would use the moved weights.
+            torch.autograd.graph.increment_version(weights)
         for counter in self.counters:
             counter.add_(1)
         for how, positions, states in self.batches():
@@ -125,17 +179,10 @@ class StepPlan:
         self.prepare()
         return [bool(ok) for ok in self.run()]
 
-    def clean_for_torch(self, positions: list[int], grads: Sequence[Tensor]) -> list[Tensor]:
-        """Return these gradients with 0 for inf and NaN, and note which had any."""
-        finite, clean = cleaned([grads[i] for i in positions])
-        for i, ok in zip(positions, finite, strict=True):
-            self.finite[i] &= ok
-        return clean
-
-    def torch_kernel(
+    def torch_options(
         self, weights: list[Tensor], *others: Sequence[Tensor | None], fusible: bool = True
     ) -> dict[str, Any]:
-        """Return `foreach` and `fused` of torch's own step; `others` are gradients and buffers.
+        """Return options of torch's own step; `others` are gradients and buffers.
 
         On a CPU torch's fused kernels take memory as it comes: where the tensors of a weight are
         not laid out alike or have gaps, they mix up its entries and write to memory of others.
@@ -146,30 +193,8 @@ class StepPlan:
         if how is not Implementation.LOOP and not (fusible and alike):
             how = Implementation.FOREACH
         fused = how in (Implementation.COMPILED, Implementation.NATIVE)
-        return {"foreach": how is Implementation.FOREACH, "fused": fused}
-
-
-def update_rule(
-    p: float,
-    method: Method,
-    weight: Tensor,
-    stored: Tensor | None,
-    stochastic_rounding: bool,
-    **flags: bool,
-) -> UpdateRule:
-    """Return the rule of one tensor; what is stored beside it follows from p."""
-    storage = Storage.PRIMAL if stored is None else Storage.DUAL if p < 2 else Storage.WIDE
-    stochastic = stochastic_rounding and weight.dtype == torch.bfloat16
-    return UpdateRule(p, method, storage, weight.dtype, stochastic=stochastic, **flags)
-
-
-def storage_for(p: float, dtype: torch.dtype, keep_dual: bool) -> Storage:
-    """Return what to keep beside a weight; see `Storage` for why."""
-    if not keep_dual:
-        return Storage.PRIMAL
-    if p < 2:
-        return Storage.DUAL
-    return Storage.WIDE if dtype != wide_dtype(dtype) else Storage.PRIMAL
+        kernel = {"foreach": how is Implementation.FOREACH, "fused": fused}
+        return {**kernel, "lr": self.rate, "maximize": self.maximize}
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -199,7 +224,7 @@ def dither_of(step: int) -> float:
     return 0.998 * (math.fmod(step * 0.6180339887498949, 1.0) - 0.5)
 
 
-def knee_numbers(p: float, knee: float | None, rms: float) -> dict[str, float]:
+def knee_numbers(p: float, knee: float | None, rms: float) -> dict[str, Any]:
     """Return the fields of `Hyper` for a knee at |w| = knee * rms; none where there is none."""
     if knee is None or p >= 2:
         return {}

@@ -11,11 +11,10 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from mirrorhead.optim._base import Center, Group, MirrorOptimizer, Params, check_number
-from mirrorhead.optim._formula import Hyper, Method
-from mirrorhead.optim._native import Checksums
+from mirrorhead.optim._formula import Hyper, Method, Storage, UpdateRule
 from mirrorhead.optim._param_state import number, readable
-from mirrorhead.optim._sharded import local, root_mean_squares
-from mirrorhead.optim._step import Implementation, StepPlan, knee_numbers, update_rule, wide_dtype
+from mirrorhead.optim._sharded import root_mean_squares
+from mirrorhead.optim._step import StepPlan, knee_numbers, wide_dtype
 
 
 class MirrorAdam(MirrorOptimizer):
@@ -124,21 +123,11 @@ class MirrorAdam(MirrorOptimizer):
     def _is_plain(self, group: Group, param: Tensor) -> bool:
         return is_adamw(group["p"], param.dtype)
 
-    def _plan(
-        self,
-        group: Group,
-        params: list[Tensor],
-        grads: list[Tensor],
-        stored: Sequence[Tensor | None],
-        **options: Any,
-    ) -> StepPlan:
+    def _plan(self, group: Group, params: list[Tensor], options: dict[str, Any]) -> StepPlan:
         return plan_adam(
-            [local(param) for param in params],
-            grads,
-            stored,
-            self._buffers(group, params, "exp_avg"),
-            self._buffers(group, params, "exp_avg_sq"),
-            [self.state[param]["step"] for param in params],
+            exp_avgs=self._buffers(group, params, "exp_avg"),
+            exp_avg_sqs=self._buffers(group, params, "exp_avg_sq"),
+            steps=[self.state[param]["step"] for param in params],
             rms=[self._rms(group, param) for param in params],
             lr=group["lr"] / group["steps"] if options["centered"] else group["lr"],
             beta1=group["betas"][0],
@@ -158,12 +147,9 @@ class MirrorAdam(MirrorOptimizer):
             floor = 1e-8 if group["p"] < 2 else 1e-2
         return max(number(self.state[param]["rms"]), floor)
 
-    def _dual_scale(self, group: Group, param: Tensor) -> float:
-        return dual_scale(group["p"], self._rms(group, param))
-
     def _mirror(self, group: Group, param: Tensor, weight: Tensor) -> Tensor:
         numbers = knee_numbers(group["p"], group["knee"], self._rms(group, param))
-        rule = update_rule(group["p"], Method.ADAM, weight, None, False, knee=bool(numbers))
+        rule = UpdateRule(group["p"], Method.ADAM, Storage.PRIMAL, weight.dtype, knee=bool(numbers))
         return rule.mirror(weight, Hyper(lr=0.0, **numbers))
 
     def _translated(self, state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -198,11 +184,6 @@ def is_adamw(p: float, dtype: torch.dtype) -> bool:
     return p == 2 and dtype == wide_dtype(dtype)
 
 
-def dual_scale(p: float, rms: float) -> float:
-    """Return s, what lr is multiplied by in the dual."""
-    return (p - 1) * rms ** (p - 2)
-
-
 def mirror_adam(
     params: Sequence[Tensor],
     grads: Sequence[Tensor],
@@ -221,7 +202,7 @@ def mirror_adam(
         stored: as in `mirror_descent`.
         exp_avgs, exp_avg_sqs: the moments, zeros at the start, in float32 or better.
         steps: how many steps each weight has taken, as tensors of one element; one is added.
-        options: those of `plan_adam`.
+        options: those of `plan_adam` and `StepPlan`; lr and p are required.
     """
     grads = [readable(g, w) for g, w in zip(grads, params, strict=True)]
     plan = plan_adam(params, grads, stored, exp_avgs, exp_avg_sqs, steps, **options)
@@ -237,93 +218,57 @@ def plan_adam(
     steps: Sequence[Tensor],
     *,
     rms: Sequence[float],
-    lr: float | Tensor,
-    p: float,
     beta1: float,
     beta2: float,
     eps: float,
-    weight_decay: float = 0,
     knee: float | None = None,
-    centered: bool = False,
-    maximize: bool = False,
-    foreach: bool | None = None,
-    fused: bool | None = None,
-    stochastic_rounding: bool = False,
-    dither: float = 0.0,
-    seed: int = 0,
-    checksums: Sequence[Checksums] | None = None,
+    **options: Any,
 ) -> StepPlan:
     """Plan one step of `mirror_adam`; nothing moves before the plan is run.
 
     Args:
-        rms: the typical size r of each weight.
-        centered: u is in units of weights, as `_centered` has it: neither r nor knee.
-        dither, seed, checksums: as in `plan_descent`.
+        rms: the typical size r of each weight. Where the plan is centered it does not count, and
+            neither does the knee.
+        options: those of `StepPlan`.
     """
-    rate = number(lr, missing=0.0)
-    plan = StepPlan(Implementation.chosen(foreach, fused), [True] * len(params))
-    plain = [i for i, w in enumerate(params) if is_adamw(p, w.dtype) and not centered]
-    if plain:
+    plan = StepPlan(Method.ADAM, params, grads, stored, **options)
+    p, rate, centered = plan.p, plan.rate, plan.centered
+    plan.plain = [i for i, w in enumerate(params) if is_adamw(p, w.dtype) and not centered]
 
-        def torch_step() -> None:
-            clean = plan.clean_for_torch(plain, grads)
-            weights, ms, vs = ([of[i] for i in plain] for of in (params, exp_avgs, exp_avg_sqs))
-            adamw(
-                weights,
-                clean,
-                ms,
-                vs,
-                [],
-                [steps[i] for i in plain],
-                **plan.torch_kernel(weights, clean, ms, vs),
-                amsgrad=False,
-                beta1=beta1,
-                beta2=beta2,
-                lr=rate,
-                weight_decay=weight_decay,
-                eps=eps,
-                maximize=maximize,
-            )
-            # torch's fused kernels leave this out: a backward pass would use the moved weights.
-            torch.autograd.graph.increment_version(weights)
+    def torch_step(weights: list[Tensor], clean: list[Tensor]) -> None:
+        ms, vs, counts = ([of[i] for i in plan.plain] for of in (exp_avgs, exp_avg_sqs, steps))
+        own = plan.torch_options(weights, clean, ms, vs)
+        own |= {"beta1": beta1, "beta2": beta2, "eps": eps, "amsgrad": False}
+        adamw(weights, clean, ms, vs, [], counts, weight_decay=plan.weight_decay, **own)
 
-        plan.torch_step = torch_step
+    plan.torch_step = torch_step
     for i, w in enumerate(params):
-        if i in plain:
+        if i in plan.plain:
             continue
         count = number(steps[i], missing=0.0) + 1
-        scale = 1.0 if centered else dual_scale(p, rms[i])
-        if rate and w.numel() and rate * scale < torch.finfo(wide_dtype(w.dtype)).tiny:
+        scale = 1.0 if centered else (p - 1) * rms[i] ** (p - 2)  # s
+        wide = wide_dtype(w.dtype)
+        if rate and w.numel() and rate * scale < torch.finfo(wide).tiny:
             warnings.warn(
                 f"p={p:g} with weights of about {rms[i]:.1g} (shape {tuple(w.shape)}): the step in"
-                f" the dual, {rate * scale:.0e}, is 0 in {wide_dtype(w.dtype)}, so they do not"
-                " move. Use a smaller p, or float64",
+                f" the dual, {rate * scale:.0e}, is 0 in {wide}, so they do not move. Use a"
+                " smaller p, or float64",
                 stacklevel=2,
             )
-        bend = {} if centered else knee_numbers(p, knee, rms[i])
-        rule = update_rule(
-            p,
-            Method.ADAM,
-            w,
-            stored[i],
-            stochastic_rounding,
-            decay=weight_decay != 0,
-            scaled=maximize,
-            knee=bool(bend),
-        )
-        hyper = Hyper(
+        plan.add(
+            i,
+            exp_avgs[i],
+            exp_avg_sqs[i],
+            scaled=plan.maximize,
+            scale=scale,
             lr=rate * scale / (1 - beta1**count),
-            decay=rate * weight_decay,
-            dither=dither,
-            grad_scale=-1.0 if maximize else 1.0,
+            grad_scale=-1.0 if plan.maximize else 1.0,
             gain1=1 - beta1,
             beta2=beta2,
             gain2=1 - beta2,
             eps=eps,
             root_bias=(1 - beta2**count) ** -0.5,
-            **bend,
+            **({} if centered else knee_numbers(p, knee, rms[i])),
         )
-        tensors = (w, grads[i], stored[i], exp_avgs[i], exp_avg_sqs[i])
-        plan.add(i, rule, hyper, tensors, seed, checksums)
         plan.counters.append(steps[i])
     return plan

@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.optim.sgd import sgd
 
 from mirrorhead.optim._base import Center, Group, MirrorOptimizer, Params, check_number
-from mirrorhead.optim._formula import Hyper, Method
-from mirrorhead.optim._native import Checksums, takes_sgd
-from mirrorhead.optim._param_state import number, readable
-from mirrorhead.optim._sharded import Number, combine_norms, dual_norms, local
-from mirrorhead.optim._step import Implementation, StepPlan, cleaned, update_rule, wide_dtype
+from mirrorhead.optim._formula import Method
+from mirrorhead.optim._native import takes_sgd
+from mirrorhead.optim._param_state import readable
+from mirrorhead.optim._sharded import Number, combine_norms, dual_norms
+from mirrorhead.optim._step import Implementation, StepPlan, cleaned, wide_dtype
 from mirrorhead.potentials import dual_exponent
 
 Normalize = Literal["tensor", "global"] | None
@@ -105,32 +105,17 @@ class MirrorDescent(MirrorOptimizer):
             return param.dtype  # as torch's SGD has it
         return super()._buffer_dtype(group, param)
 
-    def _plan(
-        self,
-        group: Group,
-        params: list[Tensor],
-        grads: list[Tensor],
-        stored: Sequence[Tensor | None],
-        **options: Any,
-    ) -> StepPlan:
-        finite, scales = None, None
+    def _plan(self, group: Group, params: list[Tensor], options: dict[str, Any]) -> StepPlan:
+        finite = None
         if group["normalize"]:
-            finite, grads = cleaned(grads)
+            finite, grads = cleaned(options["grads"])
             scales = _inverse_norms(params, grads, group["p"], group["normalize"])
-        buffers: list[Any] = [None] * len(params)
+            options |= {"grads": grads, "scales": scales}
+        options["momentum_buffers"] = [None] * len(params)
         if group["momentum"]:
-            buffers = self._buffers(group, params, "momentum_buffer")
-        plan = plan_descent(
-            [local(param) for param in params],
-            grads,
-            stored,
-            buffers,
-            lr=group["lr"],
-            momentum=group["momentum"],
-            nesterov=group["nesterov"],
-            scales=scales,
-            **options,
-        )
+            options["momentum_buffers"] = self._buffers(group, params, "momentum_buffer")
+        options |= {name: group[name] for name in ("lr", "momentum", "nesterov")}
+        plan = plan_descent(**options)
         plan.finite = finite or plan.finite
         return plan
 
@@ -156,7 +141,7 @@ def mirror_descent(
         stored: for each weight, u = sign(w)|w|^(p-1) in float32 or better (p < 2), a float32
             copy of w (p > 2), or None to keep nothing.
         momentum_buffers: zeros at the start; None where momentum is 0.
-        options: those of `plan_descent`.
+        options: those of `plan_descent` and `StepPlan`; lr and p are required.
 
     >>> w, u = torch.tensor([0.5, 0.0]), torch.tensor([0.5**0.5, 0.0])
     >>> mirror_descent([w], [torch.tensor([0.0, -1.0])], [u], [None], lr=0.1, p=1.5)
@@ -174,94 +159,50 @@ def plan_descent(
     stored: Sequence[Tensor | None],
     momentum_buffers: Sequence[Tensor | None],
     *,
-    lr: float | Tensor,
-    p: float,
     momentum: float = 0,
     nesterov: bool = False,
-    weight_decay: float = 0,
-    centered: bool = False,
-    maximize: bool = False,
-    foreach: bool | None = None,
-    fused: bool | None = None,
-    stochastic_rounding: bool = False,
     scales: Sequence[Number] | None = None,
-    dither: float = 0.0,
-    seed: int = 0,
-    checksums: Sequence[Checksums] | None = None,
+    **options: Any,
 ) -> StepPlan:
     """Plan one step of `mirror_descent`; nothing moves before the plan is run.
 
     Args:
-        centered: move all tensors by our formula, p = 2 included.
         scales: what to multiply each gradient by first, such as 1/||g||_q.
-        dither: from -1/2 to 1/2; see `_formula.dithered`.
-        seed: of the noise for stochastic rounding; another one for every step.
-        checksums: of the weights as last written; without them the C library compares the
-            weights one by one to notice edits from outside.
+        options: those of `StepPlan`.
     """
     scales = [1.0] * len(params) if scales is None else scales
-    rate = number(lr, missing=0.0)
-    plan = StepPlan(Implementation.chosen(foreach, fused), [True] * len(params))
-    plain = [
+    plan = StepPlan(Method.DESCENT, params, grads, stored, **options)
+    plan.plain = [
         i
         for i, w in enumerate(params)
-        if is_sgd(p, w.dtype, stochastic_rounding)
-        and not centered
+        if is_sgd(plan.p, w.dtype, plan.stochastic_rounding)
+        and not plan.centered
         # The C library saves torch's second pass over the gradient, which looks for inf and NaN.
         and (momentum or plan.implementation.on(w) is not Implementation.NATIVE or not takes_sgd(w))
     ]
-    if plain:
 
-        def torch_step() -> None:
-            weights, buffers = [params[i] for i in plain], [momentum_buffers[i] for i in plain]
-            if weight_decay:
-                torch._foreach_mul_(weights, 1 - rate * weight_decay)
-            clean = [
-                g if isinstance(scale := scales[i], float) and scale == 1 else g * scale
-                for i, g in zip(plain, plan.clean_for_torch(plain, grads), strict=True)
-            ]
-            # torch's fused SGD leaves the last elements of half-precision tensors undefined.
-            full = all(w.dtype.itemsize >= 4 for w in weights)
-            sgd(
-                weights,
-                clean,
-                buffers,
-                **plan.torch_kernel(weights, clean, buffers, fusible=full),
-                weight_decay=0,
-                momentum=momentum,
-                lr=rate,
-                dampening=0,
-                nesterov=nesterov,
-                maximize=maximize,
-            )
-            # torch's fused kernels leave this out: a backward pass would use the moved weights.
-            torch.autograd.graph.increment_version(weights)
+    def torch_step(weights: list[Tensor], clean: list[Tensor]) -> None:
+        if plan.weight_decay:
+            torch._foreach_mul_(weights, 1 - plan.rate * plan.weight_decay)
+        clean = [
+            g if isinstance(scale := scales[i], float) and scale == 1 else g * scale
+            for i, g in zip(plan.plain, clean, strict=True)
+        ]
+        buffers = [momentum_buffers[i] for i in plan.plain]
+        # torch's fused SGD leaves the last elements of half-precision tensors undefined.
+        full = all(w.dtype.itemsize >= 4 for w in weights)
+        own = plan.torch_options(weights, clean, buffers, fusible=full)
+        own |= {"momentum": momentum, "nesterov": nesterov, "dampening": 0, "weight_decay": 0}
+        sgd(weights, clean, buffers, **own)
 
-        plan.torch_step = torch_step
-    scaled = maximize or any(isinstance(scale, Tensor) or scale != 1 for scale in scales)
-    for i, w in enumerate(params):
-        if i in plain:
+    plan.torch_step = torch_step
+    scaled = plan.maximize or any(isinstance(scale, Tensor) or scale != 1 for scale in scales)
+    for i in range(len(params)):
+        if i in plan.plain:
             continue
-        rule = update_rule(
-            p,
-            Method.DESCENT,
-            w,
-            stored[i],
-            stochastic_rounding,
-            momentum=momentum != 0,
-            nesterov=nesterov,
-            decay=weight_decay != 0,
-            scaled=scaled,
-        )
-        hyper = Hyper(
-            lr=rate,
-            decay=rate * weight_decay,
-            dither=dither,
-            grad_scale=-scales[i] if maximize else scales[i],
-            momentum=momentum,
-        )
-        tensors = (w, grads[i], stored[i], momentum_buffers[i], None)
-        plan.add(i, rule, hyper, tensors, seed, checksums)
+        grad_scale = -scales[i] if plan.maximize else scales[i]
+        numbers = {"lr": plan.rate, "grad_scale": grad_scale, "momentum": momentum}
+        plan.add(i, momentum_buffers[i], None, scaled, nesterov, **numbers)
     return plan
 
 

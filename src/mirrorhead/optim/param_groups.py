@@ -29,8 +29,7 @@ ATTENTION_PATTERNS = (
 #: What wrappers put into a name, and what it stands for: PEFT's adapters, torch's
 #: parametrizations, DDP and torch.compile.
 _WRAPPERS = (
-    (r"\.parametrizations\.(\w+)\.(original\d*|\d+\.\w+)$", r".\1"),
-    (r"^parametrizations\.(\w+)\.(original\d*|\d+\.\w+)$", r"\1"),
+    (r"(^|\.)parametrizations\.(\w+)\.(original\d*|\d+\.\w+)$", r"\1\2"),
     (r"\.(base_layer|original_module)(?=\.)", ""),
     (r"\.lora_(embedding_)?[AB](\.\w+)?(\.weight)?$", ".weight"),
     (r"\.lora_magnitude_vector\b.*$", ".weight"),
@@ -45,11 +44,9 @@ class ParamGroups(list[dict[str, Any]]):
         lines = []
         for group in self:
             options = ", ".join(f"{k}={v}" for k, v in group.items() if k not in ("params", "name"))
-            pairs = [
-                x if isinstance(x, tuple) else (str(tuple(x.shape)), x) for x in group["params"]
-            ]
-            names = [name for name, _ in pairs]
-            count = sum(param.numel() for _, param in pairs)
+            params = [x[1] if isinstance(x, tuple) else x for x in group["params"]]
+            names = [x[0] if isinstance(x, tuple) else str(tuple(x.shape)) for x in group["params"]]
+            count = sum(param.numel() for param in params)
             shown = ", ".join(names[:4]) + (f", and {len(names) - 4} more" if names[4:] else "")
             lines.append(
                 f"{group['name']} ({options}): {len(names)} tensors,"
