@@ -14,17 +14,16 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mirrorhead._checks import is_number
-from mirrorhead.optim._cached_plan import CachedPlan, can_be_kept
+from mirrorhead.optim._cached_plan import CachedPlan, can_be_kept, identical, option_values
 from mirrorhead.optim._centered import CenteredPlan, first_scale, like_param, matched_centers
 from mirrorhead.optim._native import Checksums
 from mirrorhead.optim._param_state import has_values, zeros_like_param
 from mirrorhead.optim._sharded import all_finite, all_true, local, local_gradient
-from mirrorhead.optim._step import Implementation, StepPlan, dither_of, wide_dtype
+from mirrorhead.optim._step import Group, Implementation, StepPlan, dither_of, wide_dtype
 from mirrorhead.potentials import check_p, signed_power
 
 Center = Literal["init"] | Mapping[str, Tensor] | Sequence[Tensor] | None
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
-Group = dict[str, Any]
 Plan = StepPlan | CenteredPlan | CachedPlan
 
 _CENTER = 'center must be None, "init", a state dict or a list of tensors'
@@ -46,7 +45,7 @@ class MirrorOptimizer(Optimizer):
         given: Any = params if isinstance(params, Tensor) else list(params)
         if isinstance(given, list) and not given:
             raise ValueError("params is an empty list: give the parameters to optimize")
-        self._checked: dict[int, tuple[Any, ...]] = {}
+        self._checked: dict[int, list[Any]] = {}
         self._centers: dict[Tensor, Tensor] = {}  # given by the caller, until the first step
         self._checksums: dict[Tensor, Checksums] = {}
         self._plans: dict[int, CachedPlan] = {}  # by id of the group
@@ -140,7 +139,10 @@ class MirrorOptimizer(Optimizer):
             if not isinstance(plan, CachedPlan):
                 finite = all_finite(params, finite)
                 newly_planned += params
-                self._keep(group, params, plan)
+                self._plans.pop(id(group), None)
+                if isinstance(plan, StepPlan) and can_be_kept(plan, group, params, self.state):
+                    kept = CachedPlan(group, params, plan, self.state, self._checksums)
+                    self._plans[id(group)] = kept
             if group["error_if_nonfinite"]:
                 checked += [(group, q, ok) for q, ok in zip(params, finite, strict=True)]
         if self.state:  # torch's distributed checkpoint wants an entry for all or for none
@@ -165,13 +167,6 @@ class MirrorOptimizer(Optimizer):
                     self._check_shapes(group, param)
                 steps.append((group, params, None))
         return [(group, q, plan or self._new_plan(group, q)) for group, q, plan in steps]
-
-    def _keep(self, group: Group, params: list[Tensor], plan: Plan) -> None:
-        """Keep the plan of the step just taken, where it can serve for the next one."""
-        self._plans.pop(id(group), None)
-        if isinstance(plan, StepPlan) and can_be_kept(plan, group, params, self.state):
-            kept = CachedPlan(group, params, plan, self.state, self._checksums)
-            self._plans[id(group)] = kept
 
     def _new_plan(self, group: Group, params: list[Tensor]) -> StepPlan | CenteredPlan:
         """Plan the next step of one group, and make the state that is missing."""
@@ -232,17 +227,11 @@ class MirrorOptimizer(Optimizer):
 
     def _check_changed_options(self, group: Group) -> None:
         """Check the options of a group again if any of them is not the object it was."""
-        values = self._option_values(group)
-        last = self._checked.get(id(group), ())
-        if len(last) != len(values) or any(a is not b for a, b in zip(last, values, strict=True)):
+        if not identical(option_values(group), self._checked.get(id(group), [])):
             group.update(plain_numbers(group))
             self.check_options(group)
             self._take_center(group)
-            self._checked[id(group)] = self._option_values(group)
-
-    def _option_values(self, group: Group) -> tuple[Any, ...]:
-        """Return the options of a group, and each beta: a list of them can change in place."""
-        return (*(group[name] for name in self.defaults), *group.get("betas", ()))
+            self._checked[id(group)] = option_values(group)
 
     def _take_center(self, group: Group) -> None:
         """Make a center that was set in a group, after it was added, that of the next step."""
@@ -285,21 +274,20 @@ class MirrorOptimizer(Optimizer):
                 )
 
     def _nonfinite_message(self, bad: list[tuple[Group, Tensor]]) -> str:
-        names = [self._name(group, param) for group, param in bad]
+        def listed(some: list[tuple[Group, Tensor]]) -> str:
+            names = ", ".join(self._name(group, param) for group, param in some[:5])
+            return f"{names} and others" if some[5:] else names
+
         text = (
-            f"the gradient of {', '.join(names[:5])}{' and others' if names[5:] else ''} is not"
-            " finite. Its entries that are inf or NaN were left out of the step."
+            f"the gradient of {listed(bad)} is not finite. Its entries that are inf or NaN were"
+            " left out of the step."
         )
-        broken = [
-            self._name(group, param)
-            for group in self.param_groups
-            for param in group["params"]
-            if has_values(local(param)) and not local(param).isfinite().all()
-        ]
-        if broken:
+        every = [(group, param) for group in self.param_groups for param in group["params"]]
+        parts = [local(param) for _, param in every]
+        finite = [not has_values(part) or bool(part.isfinite().all()) for part in parts]
+        if broken := [pair for pair, ok in zip(every, finite, strict=True) if not ok]:
             return (
-                f"{text} The weights of {', '.join(broken[:5])}"
-                f"{' and others' if broken[5:] else ''} are not finite either: an earlier step or"
+                f"{text} The weights of {listed(broken)} are not finite either: an earlier step or"
                 " an edit made them so. Load an earlier checkpoint and lower lr"
             )
         return (
@@ -353,7 +341,6 @@ class MirrorOptimizer(Optimizer):
         return local(state[name])
 
     def _buffers(self, group: Group, params: list[Tensor], name: str) -> list[Tensor]:
-        """Return the moments of this name."""
         return [self._buffer(param, name, self._buffer_dtype(group, param)) for param in params]
 
     def _buffer_dtype(self, group: Group, param: Tensor) -> torch.dtype:
@@ -471,14 +458,11 @@ def plain_numbers(options: dict[str, Any]) -> dict[str, Any]:
     return {**options, **plain}
 
 
-def check_number(
-    name: str, value: Any, low: float = 0.0, below: float = math.inf, low_open: bool = False
-) -> None:
-    """Raise unless low <= value < below (low < value if `low_open`)."""
+def check_number(name: str, value: Any, below: float = math.inf, positive: bool = False) -> None:
+    """Raise unless 0 <= value < below, or 0 < value if `positive`."""
     if not is_number(value):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
-    number = float(value)
-    if not (low < number if low_open else low <= number) or not number < below:
+    if not 0 <= float(value) < below or (positive and value == 0):
         bound = "finite" if below == math.inf else f"less than {below:g}"
-        than = "greater than" if low_open else "at least"
-        raise ValueError(f"{name} must be {than} {low:g} and {bound}, got {value!r}")
+        least = "greater than 0" if positive else "at least 0"
+        raise ValueError(f"{name} must be {least} and {bound}, got {value!r}")

@@ -9,7 +9,7 @@ Where anything else has changed, `refreshed` says no, and the step is planned fr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from operator import is_not
 from typing import Any
 
@@ -20,63 +20,41 @@ from torch import Tensor
 from mirrorhead.optim._native import WORDS, Checksums, Column, call_rows, packed_rows, packed_rule
 from mirrorhead.optim._param_state import number, waits
 from mirrorhead.optim._sharded import is_sharded
-from mirrorhead.optim._step import Implementation, StepPlan, dither_of
+from mirrorhead.optim._step import Group, Implementation, StepPlan, dither_of
 
-_NUMBERS = ("step", "rms")  # of the state, of one element
-_VERSIONED = (*_NUMBERS, "dual", "wide")  # state that a step notices edits of
+State = Mapping[Tensor, dict[str, Any]]
+AllChecksums = Mapping[Tensor, Checksums]
 
-
-class _Tensors:
-    """Tensors that a table was made from, and what it took from them: addresses, dtypes, shapes.
-
-    Each of these is compared for all tensors at once, which is quicker than tensor by tensor.
-    """
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self.tensors = list(tensors)
-        self.addresses = [x.data_ptr() for x in tensors]
-        self.dtypes = [x.dtype for x in tensors]
-        self.shapes = [x.shape for x in tensors]
-
-    def unchanged(self) -> bool:
-        """Return whether they still are as they were, and contiguous."""
-        tensors = self.tensors
-        return (
-            [x.data_ptr() for x in tensors] == self.addresses
-            and [x.dtype for x in tensors] == self.dtypes
-            and [x.shape for x in tensors] == self.shapes
-            and False not in [x.is_contiguous() for x in tensors]
-        )
+_VERSIONED = ("step", "rms", "dual", "wide")  # state that a step notices edits of
 
 
 class CachedPlan:
-    """The step of a group whose tensors are all moved by native/step.c, by one rule."""
+    """The step of a group whose tensors are all moved by native/step.c, by one rule.
+
+    What the table took from the tensors, such as their addresses, is compared for all of them at
+    once, which is quicker than tensor by tensor.
+    """
 
     def __init__(
-        self,
-        group: dict[str, Any],
-        params: Sequence[Tensor],
-        plan: StepPlan,
-        state: Mapping[Tensor, dict[str, Any]],
-        checksums: Mapping[Tensor, Checksums],
+        self, group: Group, params: list[Tensor], plan: StepPlan, state: State, sums: AllChecksums
     ) -> None:
         states = plan.states
         self.rule = states[0].rule
-        self.options = _fixed_options(group)
+        self.options = option_values(group, "lr")
         self.params = list(params)
         self.entries = [state[param] for param in params]
-        self.checksums = [checksums[param] for param in params]
+        self.checksums = [sums[param] for param in params]
         # What the entries of the state hold, name by name, in one list.
         self.names = [(entry, name) for entry in self.entries for name in entry]
         self.values: list[Any] = [x for entry in self.entries for x in entry.values()]
-        self.tensors = _Tensors(
-            [*params, *[entry[name] for entry, name in self.names if name not in _NUMBERS]]
-        )
+        self.tensors = [*params, *(entry[name] for entry, name in self.names if name != "rms")]
+        self.addresses = [x.data_ptr() for x in self.tensors]
+        self.dtypes = [x.dtype for x in self.tensors]
+        self.shapes = [x.shape for x in self.tensors]
         self.versioned = [entry[name] for entry, name in self.names if name in _VERSIONED]
         self.versions = [x._version for x in self.versioned]
         # The step counts, all equal, as arrays: to write them one by one is quicker in numpy.
         counters = [entry["step"] for entry in self.entries if "step" in entry]
-        self.counters = _Tensors(counters)
         self.counts = [counter.detach().numpy() for counter in counters]
         self.count = float(counters[0]) if counters else 0.0
         self.betas = tuple(group.get("betas", (0.0, 0.0)))
@@ -91,26 +69,21 @@ class CachedPlan:
         self.grads: list[Tensor] = []
         self.grad_dtypes = [one.grad.dtype for one in states]
 
-    def refreshed(
-        self,
-        group: dict[str, Any],
-        state: Mapping[Tensor, dict[str, Any]],
-        checksums: Mapping[Tensor, Checksums],
-    ) -> bool:
+    def refreshed(self, group: Group, state: State, checksums: AllChecksums) -> bool:
         """Make the plan that of the next step. Return False if anything else has changed."""
         rate, params = number(group["lr"], missing=0.0), group["params"]
         if (
-            len(options := _fixed_options(group)) != len(self.options)
-            or any(map(is_not, options, self.options))
-            or len(params) != len(self.params)
-            or any(map(is_not, params, self.params))
+            not identical(option_values(group, "lr"), self.options)
+            or not identical(params, self.params)
             or any(map(is_not, map(state.get, params), self.entries))
             or any(map(is_not, map(checksums.get, params), self.checksums))
             or sum(map(len, self.entries)) != len(self.names)
             or any(map(is_not, [entry.get(name) for entry, name in self.names], self.values))
             or [x._version for x in self.versioned] != self.versions
-            or not self.tensors.unchanged()
-            or not self.counters.unchanged()
+            or [x.data_ptr() for x in self.tensors] != self.addresses
+            or [x.dtype for x in self.tensors] != self.dtypes
+            or [x.shape for x in self.tensors] != self.shapes
+            or False in [x.is_contiguous() for x in self.tensors]
             or 0 < rate * self.least_scale < torch.finfo(self.rule.wide).tiny
         ):
             return False
@@ -119,7 +92,7 @@ class CachedPlan:
             len(grads) != len(params)
             or False in [g.layout is torch.strided for g in grads]
             or [g.dtype for g in grads] != self.grad_dtypes
-            or [g.shape for g in grads] != self.tensors.shapes[: len(grads)]
+            or [g.shape for g in grads] != self.shapes[: len(grads)]
             or False in [g.is_contiguous() for g in grads]
             or set(map(type, grads)) != {Tensor}  # this and the next two are a quick `in_memory`
             or True in [g.is_neg() for g in grads]
@@ -149,18 +122,18 @@ class CachedPlan:
         return [True] * len(finite) if finite.all() else [bool(ok) for ok in finite]
 
 
-def _fixed_options(group: dict[str, Any]) -> list[Any]:
-    """Return the options that a plan depends on, but for lr; each beta, as a list can change."""
-    others = ("params", "param_names", "lr", "step")
+def option_values(group: Group, *left_out: str) -> list[Any]:
+    """Return the options of a group, and each beta: a list of them can change in place."""
+    others = ("params", "param_names", "step", *left_out)
     return [*(x for name, x in group.items() if name not in others), *group.get("betas", ())]
 
 
-def can_be_kept(
-    plan: StepPlan,
-    group: dict[str, Any],
-    params: Sequence[Tensor],
-    state: Mapping[Tensor, dict[str, Any]],
-) -> bool:
+def identical(some: list[Any], others: list[Any]) -> bool:
+    """Return whether these are the same objects."""
+    return len(some) == len(others) and not any(map(is_not, some, others))
+
+
+def can_be_kept(plan: StepPlan, group: Group, params: list[Tensor], state: State) -> bool:
     """Return whether a plan that has been run can serve for the next steps as a `CachedPlan`."""
     entries = [state[param] for param in params]
     counters = [entry["step"] for entry in entries if "step" in entry]

@@ -17,7 +17,7 @@ reference.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -33,49 +33,38 @@ from mirrorhead.potentials import inverse_exponent, signed_power
 _PIECE = 1 << 20  # weights at a time: bounds the scratch memory
 
 
+@dataclass
 class CenteredPlan:
-    """One step of a centred group; nothing has moved yet.
+    """One step of a centred group; nothing has moved yet."""
 
-    It is made from a plan of the same states without their centers, which have u as `stored`, the
-    parameters, their entries in the optimizer's state, and the reach of the group.
-    """
-
-    def __init__(
-        self,
-        plan: StepPlan,
-        params: Sequence[Tensor],
-        entries: Sequence[dict[str, Any]],
-        reach: float,
-    ) -> None:
-        self.params, self.reach = params, reach  # max |u| is reduced over the parameters
-        self.scales: list[Tensor] = [entry["scale"] for entry in entries]  # S of the last step
-        self.implementation, self.counters = plan.implementation, plan.counters
-        self.finite = plan.finite
-        self.states = [
-            replace(state, center=local(entry["center"]))
-            for state, entry in zip(plan.states, entries, strict=True)
-        ]
+    plan: StepPlan  # of the same states without their centers; they have u as `stored`
+    params: Sequence[Tensor]
+    entries: Sequence[dict[str, Any]]  # of the parameters in the optimizer's state
+    reach: float
 
     def run(self) -> list[bool | Tensor]:
         """Take the step. Return which gradients were finite."""
-        for counter in self.counters:
+        finite = self.plan.finite
+        states = [
+            replace(state, center=local(entry["center"]))
+            for state, entry in zip(self.plan.states, self.entries, strict=True)
+        ]
+        for counter in self.plan.counters:
             counter.add_(1)
-        # On a device S is not read.
-        old = [scale if waits(scale) else number(scale) for scale in self.scales]
-        largest: list[Number] = [0.0] * len(self.states)
-        in_c = self._in_c()
+        kept = [entry["scale"] for entry in self.entries]  # S of the last step
+        old = [scale if waits(scale) else number(scale) for scale in kept]  # not read on a device
+        largest: list[Number] = [0.0] * len(states)
+        in_c = self._in_c(states)
         for batch in in_c:
-            scales = [number(self.scales[i]) for i in batch]
-            results = call_native("step", [*batch.values()], scales)
+            results = call_native("step", [*batch.values()], [number(kept[i]) for i in batch])
             for i, (ok, its_largest) in zip(batch, results, strict=True):
-                self.finite[i] &= ok
+                finite[i] &= ok
                 largest[i] = its_largest
-        done = {i for batch in in_c for i in batch}
         moved: dict[int, Tensor] = {}
-        for i, state in enumerate(self.states):
-            if i not in done:
+        for i, state in enumerate(states):
+            if not any(i in batch for batch in in_c):
                 assert state.stored is not None
-                self.finite[i] &= is_finite(state.grad)
+                finite[i] &= is_finite(state.grad)
                 moved[i] = _move_dual(state, old[i])
                 largest[i] = largest_entry(state.stored)
         new = [
@@ -86,16 +75,16 @@ class CenteredPlan:
             again = [i for i in batch if new[i] != old[i]]  # S has changed: write all weights
             call_native("rescale", [batch[i] for i in again], [float(new[i]) for i in again])
         for i, its_moved in moved.items():
-            _write(self.states[i], new[i], its_moved | torch.as_tensor(new[i] != old[i]))
-        for scale, value in zip(self.scales, new, strict=True):
+            _write(states[i], new[i], its_moved | torch.as_tensor(new[i] != old[i]))
+        for scale, value in zip(kept, new, strict=True):
             scale.copy_(value) if isinstance(value, Tensor) else scale.fill_(value)
-        return self.finite
+        return finite
 
-    def _in_c(self) -> list[dict[int, ParamState]]:
+    def _in_c(self, states: list[ParamState]) -> list[dict[int, ParamState]]:
         """Return flat views of what native/step.c moves, by position, for each rule."""
         batches: dict[UpdateRule, dict[int, ParamState]] = {}
-        for i, state in enumerate(self.states):
-            if self.implementation.on(state.weight) is not Implementation.NATIVE:
+        for i, state in enumerate(states):
+            if self.plan.implementation.on(state.weight) is not Implementation.NATIVE:
                 continue
             if (view := state if state.contiguous() else state.flat()) is not None:
                 batches.setdefault(state.rule, {})[i] = view
@@ -144,13 +133,12 @@ def matched_centers(center: Any, names: Sequence[str], params: Sequence[Tensor])
             )
         if missing := [name for name in names if name not in center]:
             raise ValueError(f"center has no tensor for {', '.join(map(repr, missing[:5]))}")
-        tensors = [center[name] for name in names]
-    else:
-        tensors = list(center)
-        if len(tensors) != len(params):
-            raise ValueError(
-                f"center has {len(tensors)} tensors for a group of {len(params)} parameters"
-            )
+        center = [center[name] for name in names]
+    tensors = list(center)
+    if len(tensors) != len(params):
+        raise ValueError(
+            f"center has {len(tensors)} tensors for a group of {len(params)} parameters"
+        )
     result = []
     for i, (tensor, param) in enumerate(zip(tensors, params, strict=True)):
         label = repr(names[i]) if names else f"parameter {i}"
@@ -168,9 +156,8 @@ def matched_centers(center: Any, names: Sequence[str], params: Sequence[Tensor])
 
 def _shares_memory(one: Tensor, other: Tensor) -> bool:
     one, other = local(one), local(other)
-    if not (has_values(one) and has_values(other)) or one.device != other.device:
-        return False
-    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+    near = has_values(one) and has_values(other) and one.device == other.device
+    return near and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def like_param(center: Tensor, param: Tensor) -> Tensor:

@@ -20,16 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mirrorhead.optim._formula import (
-    Hyper,
-    Storage,
-    UpdateRule,
-    accumulate,
-    clean_gradient,
-    direction,
-    move,
-    move_dual,
-)
+from mirrorhead.optim import _formula
+from mirrorhead.optim._formula import Hyper, Storage, UpdateRule
 from mirrorhead.optim._param_state import ParamState, is_finite
 
 _logger = logging.getLogger("mirrorhead")
@@ -159,8 +151,8 @@ def _finish(state: ParamState, rule: UpdateRule) -> None:
     """Move the weights that the kernel found edited from outside."""
     w, stored, h = state.weight, state.stored, state.hyper
     assert stored is not None
-    d = direction(rule, clean_gradient(rule, state.grad, h), state.m, state.v, h)
-    new_w, moved = move_dual(rule, w, rule.mirror(w.to(rule.wide), h), d, h, state.noise)
+    d = _formula.direction(rule, _formula.clean_gradient(rule, state.grad, h), state.m, state.v, h)
+    new_w, moved = _formula.move_dual(rule, w, rule.mirror(w.to(rule.wide), h), d, h, state.noise)
     edited = stored.isnan()
     w.copy_(torch.where(edited, new_w, w))
     stored.copy_(torch.where(edited, moved, stored))
@@ -174,8 +166,8 @@ def _kernel(rule: UpdateRule, device: str, count: int) -> Kernel:
         marks = []
         for w, g, stored, m, v, noise, numbers in zip(ws, gs, stores, ms, vs, noises, hs):  # noqa: B905
             h = Hyper(*numbers.unbind())
-            d, new_m, new_v = accumulate(rule, g, m, v, h)
-            new_w, new_stored = move(rule, w, stored, d, h, noise)
+            d, new_m, new_v = _formula.accumulate(rule, g, m, v, h)
+            new_w, new_stored = _formula.move(rule, w, stored, d, h, noise)
             for old, new in ((w, new_w), (stored, new_stored), (m, new_m), (v, new_v)):
                 if old is not None:
                     old.copy_(new)

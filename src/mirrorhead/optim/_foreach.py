@@ -13,15 +13,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from mirrorhead.optim._formula import (
-    Method,
-    Storage,
-    UpdateRule,
-    base_weight,
-    relative,
-    rounded,
-    written,
-)
+from mirrorhead.optim import _formula
+from mirrorhead.optim._formula import Method, Storage, UpdateRule
 from mirrorhead.optim._param_state import ParamState, is_finite, waits
 from mirrorhead.potentials import PowerOps, inverse_exponent, power, signed_power
 
@@ -149,7 +142,7 @@ def _move_dual(rule: UpdateRule, batch: list[ParamState], d: Tensors, lr: float)
         torch._foreach_lerp_(w, new, change)
     else:
         for state, x, c in zip(batch, new, change, strict=True):
-            kept = torch.where(c == 0, state.weight, rounded(rule, x, state.noise))
+            kept = torch.where(c == 0, state.weight, _formula.rounded(rule, x, state.noise))
             state.weight.copy_(kept)
 
 
@@ -229,14 +222,15 @@ def _signed_power(x: Tensors, exponent: float, out: Tensors | None) -> Tensors:
 def _move_primal(rule: UpdateRule, batch: list[ParamState], d: Tensors, lr: float) -> None:
     """Compute relative() on lists where no weight changes its sign; else tensor by tensor."""
     step = torch._foreach_mul(d, lr)
-    base = [base_weight(rule, state.weight, state.stored) for state in batch]
+    base = [_formula.base_weight(rule, state.weight, state.stored) for state in batch]
     size = power(torch._foreach_abs(base), rule.p - 1, _LISTS)
     excess = torch._foreach_abs(step)
     torch._foreach_sub_(excess, size)
     torch._foreach_clamp_min_(excess, 0)
     if waits(base[0]) or any(float(x.sum()) for x in excess):
         moved = [
-            relative(rule, x, s, state.hyper) for x, s, state in zip(base, step, batch, strict=True)
+            _formula.relative(rule, x, s, state.hyper)
+            for x, s, state in zip(base, step, batch, strict=True)
         ]
     else:
         size = torch._foreach_clamp_min(size, torch.finfo(rule.wide).tiny)
@@ -245,7 +239,7 @@ def _move_primal(rule: UpdateRule, batch: list[ParamState], d: Tensors, lr: floa
         torch._foreach_add_(argument, 1 - batch[0].hyper.decay if rule.decay else 1.0)
         moved = torch._foreach_mul(base, signed_power(argument, inverse_exponent(rule.p), _LISTS))
     for state, old, new in zip(batch, base, moved, strict=True):
-        state.weight.copy_(written(rule, state.weight, old, new, state.noise))
+        state.weight.copy_(_formula.written(rule, state.weight, old, new, state.noise))
         if state.stored is not None:
             state.stored.copy_(new)
 

@@ -16,14 +16,14 @@ import functools
 import math
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from mirrorhead import native
 from mirrorhead.optim._formula import Hyper, Method, Storage, UpdateRule
-from mirrorhead.optim._param_state import ParamState, in_memory, random_bits
+from mirrorhead.optim._param_state import ParamState, in_memory
 from mirrorhead.potentials import inverse_exponent, snap
 
 BLOCK_BYTES = 4096
@@ -58,22 +58,14 @@ class Checksums:
 
 def serves(weight: Tensor) -> bool:
     """Return whether step.c moves this tensor: on a CPU, if the C library was built."""
-    return (
-        weight.device.type == "cpu"
-        and weight.dtype in _DTYPES
-        and in_memory(weight)
-        and _function("step") is not None
-    )
+    in_c = weight.device.type == "cpu" and weight.dtype in _DTYPES and in_memory(weight)
+    return in_c and _function("step") is not None
 
 
 def takes_sgd(weight: Tensor) -> bool:
     """Return whether step.c takes steps of SGD as torch does, to the bit: both round once."""
-    return (
-        serves(weight)
-        and weight.dtype in (torch.float32, torch.float64)
-        and weight.is_contiguous()
-        and _both_fuse()
-    )
+    plain = weight.dtype in (torch.float32, torch.float64) and weight.is_contiguous()
+    return plain and serves(weight) and _both_fuse()
 
 
 @functools.cache
@@ -92,9 +84,7 @@ def step_native(states: Sequence[ParamState]) -> list[bool | Tensor]:
         if view is not None:
             flat[i] = view  # a gradient in another layout was copied: keep the copy
             continue
-        if state.rule.stochastic and state.noise is None:
-            state = replace(state, noise=random_bits(state.weight, state.seed))
-        finite[i] = state.step()  # of views with gaps
+        finite[i] = state.with_noise().step()  # of views with gaps
     results = call_native("step", [*flat.values()], [None] * len(flat))
     for i, (ok, _) in zip(flat, results, strict=True):
         finite[i] = ok
@@ -138,19 +128,10 @@ def _row(state: ParamState, scale: float | None) -> bytes:
     if state.stored is not None and state.checksums is not None:
         sums, valid = _prepared(state.checksums, state, scale)
     tensors = (state.weight, state.grad, state.stored, state.m, state.v, state.center)
-    return _TENSOR.pack(
-        *(0 if x is None else x.data_ptr() for x in tensors),
-        sums,
-        state.weight.numel(),
-        state.seed,
-        *state.hyper,
-        scale or 0.0,
-        0.0,
-        _DTYPES[state.grad.dtype],
-        valid,
-        True,
-        0,
-    )
+    addresses = (0 if x is None else x.data_ptr() for x in tensors)
+    integers = (sums, state.weight.numel(), state.seed)
+    flags = (_DTYPES[state.grad.dtype], valid, True, 0)
+    return _TENSOR.pack(*addresses, *integers, *state.hyper, scale or 0.0, 0.0, *flags)
 
 
 def _prepared(checksums: Checksums, state: ParamState, scale: float | None) -> tuple[int, bool]:
@@ -160,12 +141,10 @@ def _prepared(checksums: Checksums, state: ParamState, scale: float | None) -> t
     assert stored is not None
     version = None if stored.is_inference() else stored._version  # torch counts edits of it
     numbers = (rule.p, rule.storage, state.hyper.knee, state.weight.dtype, blocks, scale)
-    written_for = (*numbers, stored.data_ptr(), version)
-    valid = checksums.written_for == written_for
+    before, checksums.written_for = checksums.written_for, (*numbers, stored.data_ptr(), version)
     if checksums.sums is None or checksums.sums.numel() != blocks:
         checksums.sums = torch.empty(blocks, dtype=torch.int64, device="cpu")
-    checksums.written_for = written_for
-    return checksums.sums.data_ptr(), valid
+    return checksums.sums.data_ptr(), checksums.written_for == before
 
 
 @functools.lru_cache(maxsize=256)
@@ -174,14 +153,8 @@ def packed_rule(rule: UpdateRule, centered: bool) -> bytes:
     method = 0 if not rule.momentum else 2 if rule.nesterov else 1
     if rule.method is Method.ADAM:
         method = 3
-    numbers = (
-        _DTYPES[rule.dtype],
-        3 if centered else _STORAGES[rule.storage],
-        method,
-        rule.knee,
-        rule.stochastic,
-        rule.p == 2,
-    )
+    storage = 3 if centered else _STORAGES[rule.storage]
+    numbers = (_DTYPES[rule.dtype], storage, method, rule.knee, rule.stochastic, rule.p == 2)
     exponents = (*_exponent(snap(rule.p - 1)), *_exponent(inverse_exponent(rule.p)))
     return struct.pack(f"{_RULE}{_EXPONENT * 2}d", *numbers, *exponents, rule.dual_floor)
 

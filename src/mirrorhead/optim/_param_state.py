@@ -89,6 +89,23 @@ class ParamState:
         """Return the same rule and numbers with other tensors."""
         return replace(self, **dict(zip(_TENSORS, tensors, strict=True)))
 
+    def with_noise(self) -> ParamState:
+        """Return the state with the noise that its rule needs.
+
+        It is the same in every process that holds a copy of the weight. It comes from a generator
+        of its own: replicas are often seeded differently, and a run that resumes should not have to
+        restore torch's generator.
+        """
+        if not self.rule.stochastic or self.noise is not None:
+            return self
+        noise = torch.zeros_like(self.weight, dtype=torch.int32)
+        if has_values(noise):
+            generator = torch.Generator(noise.device).manual_seed(self.seed)
+            noise = torch.randint(
+                0, 1 << 16, noise.shape, dtype=torch.int32, device=noise.device, generator=generator
+            )
+        return replace(self, noise=noise)
+
     def flat(self) -> ParamState | None:
         """Return the same memory as one-dimensional views, or None where that is impossible."""
         parts = self.tensors() if self.contiguous() else _in_memory_order(self.tensors())
@@ -104,13 +121,22 @@ def _in_memory_order(parts: Sequence[Tensor | None]) -> tuple[Tensor | None, ...
         x if x is None or x.stride() == w.stride() else torch.empty_like(w, dtype=x.dtype).copy_(x)
         for x in (g, noise, center)
     )
-    order, parts = memory_order(w), (w, g, *state, noise, center)
+    order, parts = _by_stride(w), (w, g, *state, noise, center)
     ordered = tuple(x if x is None else x.permute(order) for x in parts)
     return ordered if all(x is None or x.is_contiguous() for x in ordered) else None
 
 
-def memory_order(x: Tensor) -> list[int]:
-    """Return the dimensions of x from the largest stride to the smallest."""
+def alike(parts: Sequence[Tensor | None]) -> bool:
+    """Return whether tensors are laid out alike and without gaps."""
+    tensors = [x for x in parts if x is not None]
+    if all(x.is_contiguous() for x in tensors):
+        return True
+    first = tensors[0]
+    same = all(x.stride() == first.stride() for x in tensors)
+    return same and first.permute(_by_stride(first)).is_contiguous()
+
+
+def _by_stride(x: Tensor) -> list[int]:
     return sorted(range(x.dim()), key=x.stride, reverse=True)
 
 
@@ -121,33 +147,14 @@ def zeros_like_param(param: Tensor, dtype: torch.dtype) -> Tensor:
     several times as long as the step itself; in pages of 2 MB it is faster.
     """
     size = param.numel() * dtype.itemsize
-    if (
-        _ADVICE is None
-        or size < _HUGE_PAGE
-        or type(param) not in (Tensor, nn.Parameter)
-        or param.device.type != "cpu"
-        or not has_values(param)
-        or not param.is_contiguous()
-    ):
+    plain = type(param) in (Tensor, nn.Parameter) and param.device.type == "cpu"
+    dense = plain and has_values(param) and param.is_contiguous()
+    if _ADVICE is None or size < _HUGE_PAGE or not dense:
         return torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # zeros
     with suppress(OSError):  # of a kernel without huge pages: it is memory all the same
         memory.madvise(_ADVICE)
     return torch.frombuffer(memory, dtype=dtype).view(param.shape)
-
-
-def random_bits(weight: Tensor, seed: int) -> Tensor:
-    """Return 16 random bits per weight, the same in every process that holds a copy of it.
-
-    They come from a generator of their own: replicas are often seeded differently, and a run
-    that resumes should not have to restore torch's generator.
-    """
-    if not has_values(weight):
-        return torch.zeros_like(weight, dtype=torch.int32)
-    generator = torch.Generator(weight.device).manual_seed(seed)
-    return torch.randint(
-        0, 1 << 16, weight.shape, dtype=torch.int32, device=weight.device, generator=generator
-    )
 
 
 def has_values(x: Tensor) -> bool:
@@ -193,3 +200,12 @@ def is_finite(g: Tensor) -> bool | Tensor:
         if math.isfinite(torch.dot(flat, flat)):
             return True
     return bool(torch.isfinite(g).all())
+
+
+def cleaned(grads: Sequence[Tensor]) -> tuple[list[bool | Tensor], list[Tensor]]:
+    """Return which gradients are finite, and all of them with 0 for inf and NaN."""
+    finite = [is_finite(g) for g in grads]
+    return finite, [
+        g if ok is True else g.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        for g, ok in zip(grads, finite, strict=True)
+    ]

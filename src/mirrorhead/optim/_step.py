@@ -15,14 +15,9 @@ from mirrorhead.optim._compiled import prepare_compiled, step_compiled
 from mirrorhead.optim._foreach import step_foreach
 from mirrorhead.optim._formula import Hyper, Method, Storage, UpdateRule
 from mirrorhead.optim._native import Checksums, serves, step_native
-from mirrorhead.optim._param_state import (
-    ParamState,
-    has_values,
-    is_finite,
-    memory_order,
-    number,
-    random_bits,
-)
+from mirrorhead.optim._param_state import ParamState, alike, cleaned, has_values, number
+
+Group = dict[str, Any]  # of an optimizer's parameters
 
 
 class Implementation(Enum):
@@ -130,11 +125,10 @@ class StepPlan:
             stochastic=self.stochastic_rounding and w.dtype == torch.bfloat16,
         )
         hyper = Hyper(decay=self.rate * self.weight_decay, dither=self.dither, **numbers)
-        native = self.implementation.on(w) is Implementation.NATIVE
-        noise = random_bits(w, seed) if rule.stochastic and not native else None
-        checksums = None if self.checksums is None else self.checksums[i]
-        state = ParamState(rule, hyper, w, self.grads[i], stored, m, v, noise, seed, checksums)
-        self.states.append(state)
+        sums = None if self.checksums is None else self.checksums[i]
+        state = ParamState(rule, hyper, w, self.grads[i], stored, m, v, seed=seed, checksums=sums)
+        native = self.implementation.on(w) is Implementation.NATIVE  # it draws its own noise
+        self.states.append(state if native else state.with_noise())
         self.positions.append(i)
         self.scales.append(scale)
 
@@ -188,9 +182,8 @@ class StepPlan:
         not laid out alike or have gaps, they mix up its entries and write to memory of others.
         """
         how = self.implementation.on(weights[0])
-        of_each = zip(weights, *others, strict=True)
-        alike = all(_alike([x for x in some if x is not None]) for some in of_each)
-        if how is not Implementation.LOOP and not (fusible and alike):
+        fusible = fusible and all(map(alike, zip(weights, *others, strict=True)))
+        if how is not Implementation.LOOP and not fusible:
             how = Implementation.FOREACH
         fused = how in (Implementation.COMPILED, Implementation.NATIVE)
         kernel = {"foreach": how is Implementation.FOREACH, "fused": fused}
@@ -200,23 +193,6 @@ class StepPlan:
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype to compute and keep state in: float32 for half precision."""
     return torch.promote_types(dtype, torch.float32)
-
-
-def cleaned(grads: Sequence[Tensor]) -> tuple[list[bool | Tensor], list[Tensor]]:
-    """Return which gradients are finite, and all of them with 0 for inf and NaN."""
-    finite = [is_finite(g) for g in grads]
-    return finite, [
-        g if ok is True else g.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-        for g, ok in zip(grads, finite, strict=True)
-    ]
-
-
-def _alike(tensors: Sequence[Tensor]) -> bool:
-    if all(x.is_contiguous() for x in tensors):
-        return True
-    first = tensors[0]
-    same = all(x.stride() == first.stride() for x in tensors)
-    return same and first.permute(memory_order(first)).is_contiguous()
 
 
 def dither_of(step: int) -> float:

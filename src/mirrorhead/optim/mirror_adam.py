@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from mirrorhead.optim._base import Center, Group, MirrorOptimizer, Params, check_number
+from mirrorhead.optim._base import Center, MirrorOptimizer, Params, check_number
 from mirrorhead.optim._formula import Hyper, Method, Storage, UpdateRule
 from mirrorhead.optim._param_state import number, readable
 from mirrorhead.optim._sharded import root_mean_squares
-from mirrorhead.optim._step import StepPlan, knee_numbers, wide_dtype
+from mirrorhead.optim._step import Group, StepPlan, knee_numbers, wide_dtype
 
 
 class MirrorAdam(MirrorOptimizer):
@@ -111,7 +111,7 @@ class MirrorAdam(MirrorOptimizer):
             )
         for name in ("steps", "knee", "rms_floor"):
             if options[name] is not None:
-                check_number(name, options[name], low_open=True)
+                check_number(name, options[name], positive=True)
 
     def _prepare_state(self, params: list[Tensor]) -> None:
         new = [param for param in params if "rms" not in self.state[param]]
@@ -138,7 +138,7 @@ class MirrorAdam(MirrorOptimizer):
         )
 
     def _reach(self, options: dict[str, Any]) -> float:
-        check_number("lr, the reach of a group with a center,", float(options["lr"]), low_open=True)
+        check_number("lr, the reach of a group with a center,", float(options["lr"]), positive=True)
         return float(options["lr"])
 
     def _rms(self, group: Group, param: Tensor) -> float:

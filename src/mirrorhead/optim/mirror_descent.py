@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.optim.sgd import sgd
 
-from mirrorhead.optim._base import Center, Group, MirrorOptimizer, Params, check_number
+from mirrorhead.optim._base import Center, MirrorOptimizer, Params, check_number
 from mirrorhead.optim._formula import Method
 from mirrorhead.optim._native import takes_sgd
-from mirrorhead.optim._param_state import readable
+from mirrorhead.optim._param_state import cleaned, readable
 from mirrorhead.optim._sharded import Number, combine_norms, dual_norms
-from mirrorhead.optim._step import Implementation, StepPlan, cleaned, wide_dtype
+from mirrorhead.optim._step import Group, Implementation, StepPlan, wide_dtype
 from mirrorhead.potentials import dual_exponent
 
 Normalize = Literal["tensor", "global"] | None
@@ -214,16 +214,12 @@ def _inverse_norms(
     norms = dual_norms(params, grads, q)
     if by == "global":
         norms = [combine_norms(norms, q)] * len(params)
-    if isinstance(norms[0], Tensor):  # on a device: not read
-        return [_inverse_norm(norm, g) for norm, g in zip(norms, grads, strict=True)]
+    return [_inverse(norm, wide_dtype(g.dtype)) for norm, g in zip(norms, grads, strict=True)]
+
+
+def _inverse(norm: Number, dtype: torch.dtype) -> Number:
     # A norm of subnormal size has no reciprocal in its dtype: the largest number must do.
-    return [
-        min(1 / norm, torch.finfo(wide_dtype(g.dtype)).max) if norm > 0 else 0.0
-        for norm, g in zip(norms, grads, strict=True)
-    ]
-
-
-def _inverse_norm(norm: Number, g: Tensor) -> Tensor:
-    dtype = wide_dtype(g.dtype)
-    inverse = (1 / torch.as_tensor(norm)).clamp_max(torch.finfo(dtype).max)
-    return torch.where(torch.as_tensor(norm) > 0, inverse, 0.0).to(dtype)
+    largest = torch.finfo(dtype).max
+    if isinstance(norm, Tensor):  # on a device: not read
+        return torch.where(norm > 0, (1 / norm).clamp_max(largest), 0.0).to(dtype)
+    return min(1 / norm, largest) if norm > 0 else 0.0
