@@ -80,9 +80,13 @@ def check_tokens(tokens: object, kept: Tensor) -> Tensor:
     return found
 
 
-def as_floats(name: str, value: object, like: Tensor | None = None) -> Tensor:
-    """A finite float64 tensor on the device of `like`."""
+def as_floats(
+    name: str, value: object, like: Tensor | None = None, shape: tuple[int, ...] | None = None
+) -> Tensor:
+    """A finite float64 tensor on the device of `like`, of the given shape."""
     x = as_tensor(name, value, like).to(torch.float64)
     if not bool(x.isfinite().all()):
         raise ValueError(f"{name} must be finite, got {int((~x.isfinite()).sum())} bad entries")
+    if shape is not None and x.shape != shape:
+        raise ValueError(f"{name} must have shape {shape}, got {tuple(x.shape)}")
     return x

@@ -143,11 +143,9 @@ class AttentionProblem:
             raise ValueError(f"loss must be 'logistic' with classes, got {loss!r}")
         trials, n, d = X.shape[:-3], X.shape[-3], X.shape[-1]
         head = tuple(size for size in (heads, classes) if size is not None)
-        shapes = {"z": (*trials, n, d), "y": (*trials, n), "v": (*trials, *head, d)}
-        z, y, v = as_floats("z", z, X), as_floats("y", y, X), as_floats("v", v, X)
-        for (name, shape), value in zip(shapes.items(), (z, y, v), strict=True):
-            if value.shape != shape:
-                raise ValueError(f"{name} must have shape {shape}, got {tuple(value.shape)}")
+        z = as_floats("z", z, X, (*trials, n, d))
+        y = as_floats("y", y, X, (*trials, n))
+        v = as_floats("v", v, X, (*trials, *head, d))
         if classes is None and not bool((y.abs() == 1).all()):
             raise ValueError("y must be +1 or -1 everywhere (or give classes)")
         if classes is not None and not bool(((y == y.round()) & (y >= 0) & (y < classes)).all()):
@@ -204,10 +202,7 @@ class AttentionProblem:
         tensor([[0., 1.]], dtype=torch.float64)
         """
         check_problem(self, plain=True)
-        scores = as_floats("scores", scores, self.X)
-        if scores.shape != self.X.shape[:-1]:
-            shape = tuple(self.X.shape[:-1])
-            raise ValueError(f"scores must have shape {shape}, got {tuple(scores.shape)}")
+        scores = as_floats("scores", scores, self.X, tuple(self.X.shape[:-1]))
         other = copy(self)
         vars(other)["_values"] = scores[..., None, :, None]
         return other
@@ -310,10 +305,12 @@ class AttentionProblem:
     def _logits(self, W: Tensor) -> Tensor:
         # (..., heads, n, d) -> (..., n, heads, d) -> (..., n, heads, T)
         Wz = torch.matmul(self.z.unsqueeze(-3), W.mT).transpose(-3, -2)
-        logits = torch.matmul(Wz, self.X.mT)
-        if self.mask is not None:
-            logits = logits.masked_fill(~self.mask.unsqueeze(-2), -torch.inf)
-        return logits
+        logits = Wz @ self.X.mT
+        return (
+            logits
+            if self.mask is None
+            else logits.masked_fill(~self.mask[..., None, :], -torch.inf)
+        )
 
     def _forward(self, W: Tensor) -> _Forward:
         logits = self._logits(W)
@@ -390,8 +387,7 @@ def _cross_entropy_slope(output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     true = y.long().unsqueeze(-1)
     wrong = output.scatter(-1, true, -torch.inf)
     weights = wrong.softmax(-1).scatter(-1, true, -1.0)
-    log_slope = wrong.logsumexp(-1) - output.logsumexp(-1)
-    return weights, log_slope
+    return weights, wrong.logsumexp(-1) - output.logsumexp(-1)
 
 
 def check_problem(problem: AttentionProblem, plain: bool = False) -> AttentionProblem:

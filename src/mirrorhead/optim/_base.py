@@ -95,8 +95,9 @@ class MirrorOptimizer(Optimizer):
         if not isinstance(lr, Tensor) or has_values(lr):
             check_number("lr", lr.item() if isinstance(lr, Tensor) else lr)
         check_number("weight_decay", options["weight_decay"])
-        for name in ("maximize", "keep_dual", "stochastic_rounding", "error_if_nonfinite"):
-            if not isinstance(options[name], bool):
+        flags = ("maximize", "keep_dual", "stochastic_rounding", "error_if_nonfinite", "nesterov")
+        for name in flags:
+            if not isinstance(options.get(name, False), bool):
                 raise TypeError(f"{name} must be True or False, got {options[name]!r}")
         for name in ("foreach", "fused"):
             if options[name] not in (None, True, False):
@@ -122,10 +123,8 @@ class MirrorOptimizer(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Take one step. `closure` re-evaluates the model and returns the loss."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
         # Everything that can fail comes first; then all groups move.
         steps = self._planned()
         for _, _, plan in steps:
@@ -235,9 +234,7 @@ class MirrorOptimizer(Optimizer):
 
     def _take_center(self, group: Group) -> None:
         """Make a center that was set in a group, after it was added, that of the next step."""
-        if group["center"] is None:
-            return
-        if "reach" not in group:
+        if group["center"] is not None and "reach" not in group:
             group["reach"] = self._reach(group)
         if self._is_given(group["center"]):
             params = group["params"]
@@ -329,10 +326,7 @@ class MirrorOptimizer(Optimizer):
         return signed_power(weight, group["p"] - 1)
 
     def _buffer(self, param: Tensor, name: str, dtype: torch.dtype) -> Tensor:
-        """Return a buffer of the state (local part), laid out and sharded like the parameter.
-
-        It starts at zero, and follows a parameter whose dtype was changed.
-        """
+        """Return a buffer (local part); it follows a parameter whose dtype was changed."""
         state = self.state[param]
         if name not in state:
             state[name] = zeros_like_param(param, dtype)
@@ -352,14 +346,11 @@ class MirrorOptimizer(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._checked = {}
+        self._checked, self._checksums, self._plans = {}, {}, {}
         self._centers = self.__dict__.get("_centers", {})
-        self._checksums = {}
-        self._plans = {}
         for group in self.param_groups:
-            for name, value in self.defaults.items():
+            for name, value in {**self.defaults, "step": 0}.items():
                 group.setdefault(name, value)
-            group.setdefault("step", 0)
             if group["center"] is not None and "reach" not in group:
                 group["reach"] = self._reach(group)
 
@@ -413,34 +404,29 @@ class MirrorOptimizer(Optimizer):
                     yield group, param, state_dict["state"][index]
 
     def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
-        groups = state_dict["param_groups"]
-        sizes = [len(group["params"]) for group in groups]
-        if sizes != [len(group["params"]) for group in self.param_groups]:
+        groups, mine = state_dict["param_groups"], type(self).__name__
+        sizes, own = ([len(g["params"]) for g in some] for some in (groups, self.param_groups))
+        if sizes != own:
             raise ValueError(
-                "state_dict has parameter groups of sizes"
-                f" {sizes}, this optimizer {[len(g['params']) for g in self.param_groups]}"
+                f"state_dict has parameter groups of sizes {sizes}, this optimizer {own}"
             )
-        for number, (group, mine) in enumerate(zip(groups, self.param_groups, strict=True)):
-            if "p" not in group:
-                raise ValueError(
-                    f"state_dict group {number} has no p: it is not of a mirrorhead optimizer"
-                )
-            if self._own_option not in group:
-                raise ValueError(
-                    f"state_dict group {number} has no {self._own_option}: it was not saved by"
-                    f" {type(self).__name__}"
-                )
+        needed = {"p": "it is not of a mirrorhead optimizer"}
+        needed[self._own_option] = f"it was not saved by {mine}"
+        for number, (group, present) in enumerate(zip(groups, self.param_groups, strict=True)):
+            for name, problem in needed.items():
+                if name not in group:
+                    raise ValueError(f"state_dict group {number} has no {name}: {problem}")
             self.check_options({**self.defaults, **group})
-            if group["p"] != mine["p"]:
+            if group["p"] != present["p"]:
                 warnings.warn(
                     f"the state_dict was saved with p={group['p']:g} in group {number}, where"
-                    f" this optimizer has p={mine['p']:g}; p={group['p']:g} is used from now on",
+                    f" this optimizer has p={present['p']:g}; p={group['p']:g} is used from now on",
                     stacklevel=5,
                 )
         for _, param, saved in self._paired(state_dict):
             for name, value in saved.items():
                 if name not in self._tensor_state | self._scalar_state:
-                    raise ValueError(f"state_dict holds {name!r}, unknown to {type(self).__name__}")
+                    raise ValueError(f"state_dict holds {name!r}, unknown to {mine}")
                 if name in self._tensor_state and value.shape != param.shape:
                     raise ValueError(
                         f"state_dict holds {name!r} of shape {tuple(value.shape)}"

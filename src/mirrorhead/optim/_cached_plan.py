@@ -29,11 +29,7 @@ _VERSIONED = ("step", "rms", "dual", "wide")  # state that a step notices edits 
 
 
 class CachedPlan:
-    """The step of a group whose tensors are all moved by native/step.c, by one rule.
-
-    What the table took from the tensors, such as their addresses, is compared for all of them at
-    once, which is quicker than tensor by tensor.
-    """
+    """The step of a group whose tensors are all moved by native/step.c, by one rule."""
 
     def __init__(
         self, group: Group, params: list[Tensor], plan: StepPlan, state: State, sums: AllChecksums
@@ -72,7 +68,7 @@ class CachedPlan:
     def refreshed(self, group: Group, state: State, checksums: AllChecksums) -> bool:
         """Make the plan that of the next step. Return False if anything else has changed."""
         rate, params = number(group["lr"], missing=0.0), group["params"]
-        if (
+        if (  # one list after the other, which is quicker than tensor by tensor
             not identical(option_values(group, "lr"), self.options)
             or not identical(params, self.params)
             or any(map(is_not, map(state.get, params), self.entries))

@@ -34,8 +34,8 @@ Kernel = Callable[..., list[Tensor]]
 
 
 def prepare_compiled(states: Sequence[ParamState]) -> None:
-    """Compile every kernel that the step will need, on scratch tensors, before it moves any."""
-    for call in _calls(_compilable(states)):
+    """Compile every kernel that flat states will need, on scratch tensors, before any moves."""
+    for call in _calls(states):
         first = call[0][1]
         rule, device = _kernel_rule(first), first.weight.device
         key = (rule, device, len(call), first.grad.dtype)
@@ -47,12 +47,8 @@ def prepare_compiled(states: Sequence[ParamState]) -> None:
 def step_compiled(states: Sequence[ParamState]) -> list[bool | Tensor]:
     """Move tensors that `prepare_compiled` has seen. Return which gradients were finite."""
     finite: list[bool | Tensor] = [True] * len(states)
-    compilable = _compilable(states)
-    for i, state in enumerate(states):
-        if i not in compilable:
-            finite[i] = state.step()
     numbers: dict[Hyper, Tensor] = {}
-    for call in _calls(compilable):
+    for call in _calls(states):
         rule, device = _kernel_rule(call[0][1]), call[0][1].weight.device
         for _, state in call:
             if state.hyper not in numbers:
@@ -70,20 +66,11 @@ def step_compiled(states: Sequence[ParamState]) -> list[bool | Tensor]:
     return finite
 
 
-def _compilable(states: Sequence[ParamState]) -> dict[int, ParamState]:
-    """Return flat views of what a kernel can take, by position."""
-    flat = {}
-    for i, state in enumerate(states):
-        # Lengths 0 and 1 are special to torch.compile, and too short to gain anything.
-        if state.weight.numel() > 1 and (view := state.flat()) is not None:
-            # Without .data each would be known as a view, and compiled for its base's shape.
-            flat[i] = view.of([x if x is None else x.data for x in view.tensors()])
-    return flat
-
-
-def _calls(flat: dict[int, ParamState]) -> list[list[tuple[int, ParamState]]]:
-    """Return the states of each call: four at a time, then one by one."""
-    entries = list(flat.items())
+def _calls(states: Sequence[ParamState]) -> list[list[tuple[int, ParamState]]]:
+    """Return the states of each call, by position: four at a time, then one by one."""
+    # Without .data each would be known as a view, and compiled for its base's shape.
+    bare = [state.of([x if x is None else x.data for x in state.tensors()]) for state in states]
+    entries = list(enumerate(bare))
     whole = len(entries) - len(entries) % _PER_CALL
     calls = [entries[i : i + _PER_CALL] for i in range(0, whole, _PER_CALL)]
     return calls + [[entry] for entry in entries[whole:]]
@@ -160,8 +147,6 @@ def _finish(state: ParamState, rule: UpdateRule) -> None:
 
 @cache
 def _kernel(rule: UpdateRule, device: str, count: int) -> Kernel:
-    """Return the compiled step of `count` tensors."""
-
     def kernel(ws, gs, stores, ms, vs, noises, _centers, hs):
         marks = []
         for w, g, stored, m, v, noise, numbers in zip(ws, gs, stores, ms, vs, noises, hs):  # noqa: B905

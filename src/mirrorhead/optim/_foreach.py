@@ -30,17 +30,12 @@ _LISTS = PowerOps(
 
 
 def step_foreach(states: Sequence[ParamState]) -> list[bool | Tensor]:
-    """Move tensors that share a rule and a device. Return which gradients were finite."""
+    """Move flat tensors that share a rule and a device. Return which gradients were finite."""
     rule = states[0].rule
-    by_formula = rule.storage is Storage.PRIMAL and rule.knee  # rare: without kept state
+    if rule.storage is Storage.PRIMAL and rule.knee:  # rare: without kept state
+        return [state.step() for state in states]
     finite: list[bool | Tensor] = [True] * len(states)
-    flat = []
-    for i, state in enumerate(states):
-        if by_formula or (view := state.flat()) is None:
-            finite[i] = state.step()
-        else:
-            flat.append((i, view))
-    for indices, batch in _batches(flat):
+    for indices, batch in _batches(states):
         for i, state in zip(indices, batch, strict=True):
             finite[i] &= is_finite(state.grad)
         d, lr = _direction(rule, batch, clean=all(finite[i] is True for i in indices))
@@ -51,12 +46,10 @@ def step_foreach(states: Sequence[ParamState]) -> list[bool | Tensor]:
     return finite
 
 
-def _batches(
-    states: Sequence[tuple[int, ParamState]],
-) -> Iterator[tuple[list[int], list[ParamState]]]:
+def _batches(states: Sequence[ParamState]) -> Iterator[tuple[list[int], list[ParamState]]]:
     """Cut and gather the states into lists of about as many weights as fit the cache."""
     indices, batch, room = [], [], 0
-    for i, state in states:
+    for i, state in enumerate(states):
         limit = _limit(state.weight)
         for piece in state.pieces(limit):
             size = piece.weight.numel()
@@ -198,11 +191,9 @@ def _inverse(rule: UpdateRule, batch: list[ParamState], out: Tensors | None = No
 
 
 def _signed_power(x: Tensors, exponent: float, out: Tensors | None) -> Tensors:
-    """Compute sign(x)|x|^exponent on lists, the result in `out` if given.
-
-    Passes over memory are what counts. A cube is one pass, so u^10 = (u^3)^3 |u|, the
-    power of p = 1.1, takes four.
-    """
+    """Compute sign(x)|x|^exponent on lists, the result in `out` if given."""
+    # Passes over memory are what counts. A cube is one pass, so u^10 = (u^3)^3 |u|, the power of
+    # p = 1.1, takes four.
     if exponent in (4, 10, 28):
         if out is None:
             out = [torch.empty_like(a) for a in x]

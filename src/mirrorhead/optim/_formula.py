@@ -115,10 +115,9 @@ class UpdateRule:
         return torch.finfo(self.wide).tiny ** (1 / inverse_exponent(self.p))
 
     def unedited(self, held: Tensor, w: Tensor) -> Tensor:
-        """Where w is what the last step wrote, given `held`, the weight in the wide dtype.
+        """Where w is what the last step wrote, to the bit; `held` is the weight in the wide dtype.
 
-        The comparison is exact: any change of a bit counts. Only after stochastic rounding
-        are both neighbours of `held` accepted, as either may have been written.
+        After stochastic rounding either neighbour of `held` may have been written.
         """
         if not self.stochastic and self.dtype == self.wide:
             return held == w

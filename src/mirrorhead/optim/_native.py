@@ -39,13 +39,10 @@ WORDS = _TENSOR.size // 8
 class Column:
     """Where numbers of struct tensor are: in words of 8 bytes, the last two in words of 4."""
 
-    GRAD = 1
-    SEED = 8
-    LR, DECAY, DITHER, ROOT_BIAS = (
-        9 + Hyper._fields.index(name) for name in ("lr", "decay", "dither", "root_bias")
-    )
-    CHECKED = 2 * WORDS - 3
-    FINITE = 2 * WORDS - 2
+    GRAD, SEED = 1, 8
+    LR, DECAY, DITHER = (9 + Hyper._fields.index(name) for name in ("lr", "decay", "dither"))
+    ROOT_BIAS = 9 + Hyper._fields.index("root_bias")
+    CHECKED, FINITE = 2 * WORDS - 3, 2 * WORDS - 2
 
 
 @dataclass(eq=False)
@@ -75,26 +72,15 @@ def _both_fuse() -> bool:
     return theirs in ("AVX2", "AVX512") and native.instruction_set() in ("avx2", "avx512")
 
 
-def step_native(states: Sequence[ParamState]) -> list[bool | Tensor]:
-    """Move all tensors, which share a rule. Return which gradients were finite."""
-    finite: list[bool | Tensor] = [True] * len(states)
-    flat: dict[int, ParamState] = {}
-    for i, state in enumerate(states):
-        view = state if state.contiguous() else state.flat()
-        if view is not None:
-            flat[i] = view  # a gradient in another layout was copied: keep the copy
-            continue
-        finite[i] = state.with_noise().step()  # of views with gaps
-    results = call_native("step", [*flat.values()], [None] * len(flat))
-    for i, (ok, _) in zip(flat, results, strict=True):
-        finite[i] = ok
-    return finite
+def step_native(states: Sequence[ParamState]) -> list[bool]:
+    """Move contiguous tensors that share a rule. Return which gradients were finite."""
+    return [ok for ok, _ in call_native("step", states, [None] * len(states))]
 
 
 def call_native(
     name: str, states: Sequence[ParamState], scales: Sequence[float | None]
 ) -> list[tuple[bool, float]]:
-    """Call "step" or "rescale" of step.c on flat states that share a rule.
+    """Call "step" or "rescale" of step.c on contiguous states that share a rule.
 
     `scales` are the S of centred states, else None. "rescale" writes all weights of centred states
     whose S has changed. Return for each whether its gradient was finite, and max |u| if centred.
@@ -172,5 +158,4 @@ def _exponent(e: float) -> tuple[float, float, float, int, int, int]:
 
 @functools.cache
 def _function(name: str) -> Callable[..., None] | None:
-    pointer, number = ctypes.c_void_p, ctypes.c_int64
-    return native.function(name, [pointer, pointer, number, number])
+    return native.function(name, [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 2)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mirrorhead.optim._native import Checksums
 
 _Key = torch._C.DispatchKey
+# Where a subclass holds other tensors, or torch has not negated or filled in the numbers yet.
 _ELSEWHERE = (_Key.Python, _Key.Negative, _Key.ZeroTensor)
 _TENSORS = ("weight", "grad", "stored", "m", "v", "noise", "center")  # of a ParamState
 _HUGE_PAGE = 2 << 20  # bytes
@@ -56,18 +57,14 @@ class ParamState:
         """Raise unless all tensors fit the weight: C reads and writes memory without asking."""
         if self.rule.momentum and self.m is None:
             raise ValueError("momentum needs a buffer for each weight")
-        shape = self.weight.shape
+        shape, rule = tuple(self.weight.shape), self.rule
         for x in (self.grad, self.stored, self.m, self.v):
             if x is not None and x.shape != shape:
-                raise ValueError(
-                    f"gradients and buffers must have the shape of their weight, {tuple(shape)},"
-                    f" got {tuple(x.shape)}"
-                )
-            if x is not None and x is not self.grad and x.dtype != self.rule.wide:
-                raise ValueError(
-                    f"buffers of a weight in {self.rule.dtype} must be in {self.rule.wide},"
-                    f" got {x.dtype}"
-                )
+                which = "gradients and buffers must have the shape of their weight"
+                raise ValueError(f"{which}, {shape}, got {tuple(x.shape)}")
+            if x is not None and x is not self.grad and x.dtype != rule.wide:
+                which = f"buffers of a weight in {rule.dtype} must be in {rule.wide}"
+                raise ValueError(f"{which}, got {x.dtype}")
 
     def tensors(self) -> tuple[Tensor | None, ...]:
         return self.weight, self.grad, self.stored, self.m, self.v, self.noise, self.center
@@ -163,11 +160,7 @@ def has_values(x: Tensor) -> bool:
 
 
 def in_memory(x: Tensor) -> bool:
-    """Return whether the numbers of x lie at its address, for C to read.
-
-    They do not where a subclass holds other tensors, or where torch has not negated or filled in
-    the numbers yet.
-    """
+    """Return whether the numbers of x lie at its address, for C to read."""
     return not any(map(torch._C._dispatch_keys(x).has, _ELSEWHERE))
 
 

@@ -20,11 +20,8 @@ Number = float | Tensor  # a tensor of one element on a device, which is not rea
 
 
 def is_sharded(x: Tensor) -> TypeGuard[DTensor]:
-    """Return whether x is a DTensor.
-
-    torch.distributed.tensor takes a second to import, so it is only looked up: where nobody
-    has imported it there is no DTensor.
-    """
+    """Return whether x is a DTensor."""
+    # It takes a second to import, so it is only looked up: else there is no DTensor.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(x, module.DTensor)
 
@@ -46,10 +43,7 @@ def local_gradient(param: Tensor) -> Tensor:
 def reduce_shards(
     values: Sequence[Number], params: Sequence[Tensor], reduction: Literal["sum", "max"]
 ) -> list[Number]:
-    """Reduce one number for each parameter over the processes that hold a part of it.
-
-    Numbers that are tensors, of one element on a device, are not read.
-    """
+    """Reduce one number for each parameter over the processes that hold a part of it."""
     reduced = list(values)
     shards: dict[tuple, list[int]] = {}
     for i, param in enumerate(params):
@@ -90,10 +84,7 @@ def all_true(flags: Sequence[bool | Tensor]) -> bool:
 
 
 def dual_norms(params: Sequence[Tensor], grads: Sequence[Tensor], q: float) -> list[Number]:
-    """Return ||g||_q of each gradient, divided by the largest entry while it is summed.
-
-    On a device the norms are tensors of one element, not read.
-    """
+    """Return ||g||_q of each gradient, divided by the largest entry while it is summed."""
     largest = reduce_shards([largest_entry(g) for g in grads], params, "max")
     sums: list[Number] = []
     for g, scale in zip(grads, largest, strict=True):

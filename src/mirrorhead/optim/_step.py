@@ -92,6 +92,7 @@ class StepPlan:
     def __post_init__(self) -> None:
         self.rate = number(self.lr, missing=0.0)
         self.implementation = Implementation.chosen(self.foreach, self.fused)
+        self.scaled, self.nesterov = self.maximize, False
         self.finite: list[bool | Tensor] = [True] * len(self.params)  # filled in by `run`
         self.states: list[ParamState] = []
         self.positions: list[int] = []
@@ -101,29 +102,15 @@ class StepPlan:
         self.torch_step: Callable[[list[Tensor], list[Tensor]], None] | None = None
 
     def add(
-        self,
-        i: int,
-        m: Tensor | None,
-        v: Tensor | None,
-        scaled: bool,
-        nesterov: bool = False,
-        scale: float = 1.0,
-        **numbers: Any,
+        self, i: int, m: Tensor | None, v: Tensor | None, scale: float = 1.0, **numbers: Any
     ) -> None:
         """Move a tensor by our formula; `numbers` are fields of `Hyper`."""
         w, stored, seed = self.params[i], self.stored[i], self.seed * len(self.params) + i
-        rule = UpdateRule(
-            self.p,
-            self.method,
-            Storage.PRIMAL if stored is None else Storage.DUAL if self.p < 2 else Storage.WIDE,
-            w.dtype,
-            momentum=numbers.get("momentum", 0) != 0,
-            nesterov=nesterov,
-            decay=self.weight_decay != 0,
-            scaled=scaled,
-            knee="knee" in numbers,
-            stochastic=self.stochastic_rounding and w.dtype == torch.bfloat16,
-        )
+        storage = Storage.PRIMAL if stored is None else Storage.DUAL if self.p < 2 else Storage.WIDE
+        flags = {"nesterov": self.nesterov, "scaled": self.scaled, "decay": self.weight_decay != 0}
+        flags |= {"momentum": numbers.get("momentum", 0) != 0, "knee": "knee" in numbers}
+        flags["stochastic"] = self.stochastic_rounding and w.dtype == torch.bfloat16
+        rule = UpdateRule(self.p, self.method, storage, w.dtype, **flags)
         hyper = Hyper(decay=self.rate * self.weight_decay, dither=self.dither, **numbers)
         sums = None if self.checksums is None else self.checksums[i]
         state = ParamState(rule, hyper, w, self.grads[i], stored, m, v, seed=seed, checksums=sums)
@@ -132,11 +119,21 @@ class StepPlan:
         self.positions.append(i)
         self.scales.append(scale)
 
+    def _placed(self, state: ParamState) -> tuple[Implementation, ParamState]:
+        """Return what moves a state, and the state as it takes it: flat, but for the loop."""
+        how = self.implementation.on(state.weight)
+        if how is Implementation.LOOP or (how is Implementation.NATIVE and state.contiguous()):
+            return how, state
+        # Lengths 0 and 1 are special to torch.compile, and too short to gain anything.
+        short = how is Implementation.COMPILED and state.weight.numel() < 2
+        view = None if short else state.flat()
+        return (Implementation.LOOP, state.with_noise()) if view is None else (how, view)
+
     def batches(self) -> list[tuple[Implementation, list[int], list[ParamState]]]:
-        """Return the states by rule, device and dtype of the gradient."""
+        """Return the states by what moves them, rule, device and dtype of the gradient."""
         batches: dict[tuple, tuple[Implementation, list[int], list[ParamState]]] = {}
-        for position, state in zip(self.positions, self.states, strict=True):
-            how = self.implementation.on(state.weight)
+        placed = map(self._placed, self.states)
+        for position, (how, state) in zip(self.positions, placed, strict=True):
             key = (how, state.rule, state.weight.device, state.grad.dtype)
             _, positions, states = batches.setdefault(key, (how, [], []))
             positions.append(position)
@@ -145,9 +142,10 @@ class StepPlan:
 
     def prepare(self) -> None:
         """Do what can fail, such as compiling, before anything moves."""
-        for how, _, states in self.batches():
-            if how is Implementation.COMPILED:
-                prepare_compiled(states)
+        if self.implementation is Implementation.COMPILED:
+            for how, _, states in self.batches():
+                if how is Implementation.COMPILED:
+                    prepare_compiled(states)
 
     def run(self) -> list[bool | Tensor]:
         """Take the step. Return which gradients were finite."""

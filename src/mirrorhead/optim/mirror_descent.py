@@ -92,8 +92,6 @@ class MirrorDescent(MirrorOptimizer):
             raise ValueError(
                 f'normalize must be None, "tensor" or "global", got {options["normalize"]!r}'
             )
-        if not isinstance(options["nesterov"], bool):
-            raise TypeError(f"nesterov must be True or False, got {options['nesterov']!r}")
         if options["nesterov"] and not options["momentum"]:
             raise ValueError("nesterov=True needs momentum greater than 0")
 
@@ -196,13 +194,14 @@ def plan_descent(
         sgd(weights, clean, buffers, **own)
 
     plan.torch_step = torch_step
-    scaled = plan.maximize or any(isinstance(scale, Tensor) or scale != 1 for scale in scales)
+    plan.scaled |= any(isinstance(scale, Tensor) or scale != 1 for scale in scales)
+    plan.nesterov = nesterov
     for i in range(len(params)):
         if i in plan.plain:
             continue
         grad_scale = -scales[i] if plan.maximize else scales[i]
         numbers = {"lr": plan.rate, "grad_scale": grad_scale, "momentum": momentum}
-        plan.add(i, momentum_buffers[i], None, scaled, nesterov, **numbers)
+        plan.add(i, momentum_buffers[i], None, **numbers)
     return plan
 
 

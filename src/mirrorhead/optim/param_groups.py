@@ -97,11 +97,10 @@ def attention_param_groups(
             re.compile(pattern)
         except re.error as error:
             raise ValueError(f"patterns has {pattern!r}, no regular expression: {error}") from None
-    rest_options = dict(rest) if isinstance(rest, Mapping) else {"p": rest}
     groups = [
         *({"name": pattern, **options, **own} for pattern, own in patterns),
         {"name": "attention", **options, "p": p},
-        {"name": "rest", **options, **rest_options},
+        {"name": "rest", **options, **(rest if isinstance(rest, Mapping) else {"p": rest})},
     ]
     members: list[list[tuple[str, nn.Parameter]]] = [[] for _ in groups]
     for name, param in model.named_parameters():  # a shared tensor comes once
