@@ -143,9 +143,8 @@ TORCH = PowerOps()
 def power(a: Any, exponent: float, ops: PowerOps = TORCH) -> Any:
     """a**exponent for a >= 0 and exponent > 0.
 
-    Multiples of 1/4 up to 128 take multiplications and square roots, which are several
-    times faster than a power and exact where the result is (1**e is 1 to the bit). All
-    other exponents go to `ops.pow`.
+    Multiples of 1/4 up to 128 take multiplications and square roots, which are several times
+    faster than `ops.pow` and exact where the result is (1**e is 1 to the bit).
     """
     if not exponent > 0:
         raise ValueError(f"exponent must be greater than 0, got {exponent!r}")
@@ -273,8 +272,8 @@ def _entry_divergence(a: Tensor, b: Tensor, p: float) -> Tensor:
 def _series(e: Tensor, n: float, first: int) -> Tensor:
     """sum over j >= first of C(n, j) e^(j + 2 - first) / (j + 2 - first), for |e| n < 0.1.
 
-    With n = p-1, first = 1 it is the integral of (1+s)^(p-1) - 1; with n = p-2, first = 0
-    the integral of s (1+s)^(p-2), both from 0 to e.
+    With n = p-1, first = 1 it is the integral of (1+s)^(p-1) - 1; with n = p-2, first = 0 that of
+    s (1+s)^(p-2), both from 0 to e.
     """
     coefficients, binomial = [], 1.0
     for j in range(14 + first):

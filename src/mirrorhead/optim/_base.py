@@ -32,12 +32,9 @@ _CENTER = 'center must be None, "init", a state dict or a list of tensors'
 class MirrorOptimizer(Optimizer):
     """An optimizer that moves parameters in the dual of a p-norm; see its subclasses."""
 
-    #: State with a number for every weight.
-    _tensor_state: frozenset[str]
-    #: All other state.
-    _scalar_state: frozenset[str] = frozenset()
-    #: An option that the other optimizers do not have: it tells whose checkpoint one is.
-    _own_option: str
+    _tensor_state: frozenset[str]  # state with a number for every weight
+    _scalar_state: frozenset[str]  # all other state
+    _own_option: str  # that other optimizers do not have: it tells whose checkpoint one is
 
     def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
         defaults = plain_numbers(defaults)
@@ -338,7 +335,6 @@ class MirrorOptimizer(Optimizer):
         return [self._buffer(param, name, self._buffer_dtype(group, param)) for param in params]
 
     def _buffer_dtype(self, group: Group, param: Tensor) -> torch.dtype:
-        """Return the dtype of the moments."""
         return wide_dtype(param.dtype)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,10 +1,9 @@
 """The plan of a group's step, kept for the next step: for groups of many small tensors.
 
-To plan a step in Python costs more than to take it where tensors are small. What a plan consists
-of, addresses and numbers, hardly changes between steps. `CachedPlan` keeps it as the table that
-native/step.c reads. Each step compares everything the table was made from, and writes only what
-changes at every step: the addresses of the gradients, lr, dither, the bias corrections, the seeds.
-Where anything else has changed, `refreshed` says no, and the step is planned from the start.
+To plan a step in Python costs more than to take it where tensors are small. `CachedPlan` keeps the
+table that native/step.c reads. Each step compares everything the table was made from, and writes
+what changes at every step: the addresses of the gradients, lr, dither, the bias corrections, the
+seeds. Where anything else has changed, `refreshed` says no, and the step is planned anew.
 """
 
 from __future__ import annotations
@@ -108,7 +107,6 @@ class CachedPlan:
         return True
 
     def run(self) -> list[bool]:
-        """Take the step. Return which gradients were finite."""
         self.count += 1
         for count in self.counts:
             count[()] = self.count
@@ -125,7 +123,6 @@ def option_values(group: Group, *left_out: str) -> list[Any]:
 
 
 def identical(some: list[Any], others: list[Any]) -> bool:
-    """Return whether these are the same objects."""
     return len(some) == len(others) and not any(map(is_not, some, others))
 
 

@@ -8,10 +8,8 @@ ever raised to the power 1/(p-1), so no change can explode: |w - w0| <= S. As lo
 below `reach`, S = reach and the map is that of the p-norm; beyond, S grows with the largest |u|
 of the tensor, which keeps the direction of mirror(w - w0).
 
-A weight whose change rounds away has the bits of w0, in any dtype.
-
-On a CPU native/step.c takes these steps; what is here in torch is for other devices, and the
-reference.
+A weight whose change rounds away has the bits of w0, in any dtype. On a CPU native/step.c takes
+these steps; what is here in torch is for other devices, and the reference.
 """
 
 from __future__ import annotations
@@ -43,7 +41,6 @@ class CenteredPlan:
     reach: float
 
     def run(self) -> list[bool | Tensor]:
-        """Take the step. Return which gradients were finite."""
         finite = self.plan.finite
         states = [
             replace(state, center=local(entry["center"]))
@@ -120,11 +117,7 @@ def first_scale(params: Sequence[Tensor], centers: Sequence[Tensor], reach: floa
 
 
 def matched_centers(center: Any, names: Sequence[str], params: Sequence[Tensor]) -> list[Tensor]:
-    """Return the tensor of `center` for each parameter, from a state dict or a list.
-
-    The tensors themselves are kept, not copies, unless dtype or device differ, or the tensor is
-    the parameter itself: a model's own state dict moves with the weights.
-    """
+    """Return the tensor of `center` for each parameter, from a state dict or a list."""
     if hasattr(center, "keys"):
         if not names:
             raise ValueError(
@@ -149,6 +142,7 @@ def matched_centers(center: Any, names: Sequence[str], params: Sequence[Tensor])
             )
         if has_values(local(tensor)) and not local(tensor).isfinite().all():
             raise ValueError(f"center of {label} has inf or NaN")
+        # Not a copy, unless it is the parameter itself: a model's own state dict moves with it.
         tensor = tensor.detach().to(dtype=param.dtype)
         result.append(tensor.clone() if _shares_memory(tensor, param) else tensor)
     return result

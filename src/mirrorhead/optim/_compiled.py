@@ -92,7 +92,6 @@ def _as_tensor(hyper: Hyper, rule: UpdateRule, device: torch.device) -> Tensor:
 
 
 def _compile(rule: UpdateRule, device: torch.device, count: int, like: ParamState) -> None:
-    """Compile the kernel by a call on scratch tensors, or raise with a hint."""
     _logger.warning(
         "mirrorhead: compiling the fused step for p=%g, %s (once for each p and dtype; torch keeps"
         " it in its cache)",
@@ -118,7 +117,6 @@ def _compile(rule: UpdateRule, device: torch.device, count: int, like: ParamStat
 
 
 def _hint(error: BaseException) -> str:
-    """Return what to do about an error of torch.compile."""
     causes: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in causes:

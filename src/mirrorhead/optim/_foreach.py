@@ -70,11 +70,7 @@ def _limit(x: Tensor) -> int:
 
 
 def _direction(rule: UpdateRule, batch: list[ParamState], clean: bool) -> tuple[Tensors, float]:
-    """Return d and lr for the batch, and update the moments in place.
-
-    Where lr differs between tensors, or is so small that dividing by it is not safe, it is
-    multiplied in and 1 is returned.
-    """
+    """Return d and lr for the batch, and update the moments in place."""
     hypers = [state.hyper for state in batch]
     first = hypers[0]  # what is read from it belongs to the group
     g = [state.grad.to(rule.wide) for state in batch]
@@ -101,6 +97,7 @@ def _direction(rule: UpdateRule, batch: list[ParamState], clean: bool) -> tuple[
         torch._foreach_mul_(m, first.momentum)
         torch._foreach_add_(m, d)
         d = torch._foreach_add(d, m, alpha=first.momentum) if rule.nesterov else m
+    # Where lr differs, or is so small that dividing by it is not safe, it is multiplied in.
     rates = [h.lr for h in hypers]
     if rates[0] > 1e-20 and all(rate == rates[0] for rate in rates):
         return d, rates[0]
@@ -142,10 +139,9 @@ def _move_dual(rule: UpdateRule, batch: list[ParamState], d: Tensors, lr: float)
 def _resync(rule: UpdateRule, batch: list[ParamState]) -> tuple[bool, bool]:
     """Set u = mirror(w) where w has been edited since the last step.
 
-    Return whether w equals inverse(u) to the bit everywhere, as it does from the first move
-    of a weight on, and whether the comparison met only finite numbers. A product with random
-    numbers stands for the comparison, which is many times slower on a CPU: a difference hides
-    from it only if it is orthogonal to them to the last bit.
+    Return whether w equals inverse(u) to the bit everywhere, and whether all numbers compared are
+    finite. A product with random numbers stands for the comparison, which is many times slower on
+    a CPU: a difference hides from it only if it is orthogonal to them to the last bit.
     """
     exact = finite = True
     for state, held in zip(batch, _inverse(rule, batch), strict=True):

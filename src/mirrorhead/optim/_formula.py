@@ -11,8 +11,7 @@ The mirror map is that of |w|^p/p. With a knee K the potential is quadratic beyo
     inverse(u) = sign(c)|c|^(1/(p-1)) + (u - c) T,   c = clamp(u, -U, U)
     U = K^(p-1),   T = K^(2-p)/(p-1)
 
-The functions here are pure and written for torch.compile; the plain loop runs them as they
-are. `Storage` says what is kept between steps.
+The functions here are pure and written for torch.compile; the plain loop runs them as they are.
 """
 
 from __future__ import annotations

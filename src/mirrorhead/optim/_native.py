@@ -80,10 +80,9 @@ def step_native(states: Sequence[ParamState]) -> list[bool]:
 def call_native(
     name: str, states: Sequence[ParamState], scales: Sequence[float | None]
 ) -> list[tuple[bool, float]]:
-    """Call "step" or "rescale" of step.c on contiguous states that share a rule.
+    """Call "step" of step.c, or "rescale" where S has changed, on contiguous states of one rule.
 
-    `scales` are the S of centred states, else None. "rescale" writes all weights of centred states
-    whose S has changed. Return for each whether its gradient was finite, and max |u| if centred.
+    `scales` are the S of centred states. Return which gradients were finite, and max |u| by state.
     """
     if not states:
         return []
@@ -96,7 +95,6 @@ def call_native(
 
 
 def call_rows(name: str, rule: bytes, rows: bytearray, weights: Sequence[Tensor]) -> None:
-    """Call a function of step.c on the rows of these weights."""
     function = _function(name)
     assert function is not None, "call serves first"
     pointer = (ctypes.c_char * len(rows)).from_buffer(rows)
@@ -135,7 +133,6 @@ def _prepared(checksums: Checksums, state: ParamState, scale: float | None) -> t
 
 @functools.lru_cache(maxsize=256)
 def packed_rule(rule: UpdateRule, centered: bool) -> bytes:
-    """Return struct rule of step.c."""
     method = 0 if not rule.momentum else 2 if rule.nesterov else 1
     if rule.method is Method.ADAM:
         method = 3

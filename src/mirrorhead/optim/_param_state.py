@@ -83,16 +83,12 @@ class ParamState:
             yield self.of(parts)
 
     def of(self, tensors: Sequence[Tensor | None]) -> ParamState:
-        """Return the same rule and numbers with other tensors."""
         return replace(self, **dict(zip(_TENSORS, tensors, strict=True)))
 
     def with_noise(self) -> ParamState:
-        """Return the state with the noise that its rule needs.
-
-        It is the same in every process that holds a copy of the weight. It comes from a generator
-        of its own: replicas are often seeded differently, and a run that resumes should not have to
-        restore torch's generator.
-        """
+        """Return the state with the noise that its rule needs, the same in every process."""
+        # From a generator of its own: replicas are often seeded differently, and a run that resumes
+        # should not have to restore torch's.
         if not self.rule.stochastic or self.noise is not None:
             return self
         noise = torch.zeros_like(self.weight, dtype=torch.int32)
@@ -124,7 +120,6 @@ def _in_memory_order(parts: Sequence[Tensor | None]) -> tuple[Tensor | None, ...
 
 
 def alike(parts: Sequence[Tensor | None]) -> bool:
-    """Return whether tensors are laid out alike and without gaps."""
     tensors = [x for x in parts if x is not None]
     if all(x.is_contiguous() for x in tensors):
         return True
@@ -138,11 +133,9 @@ def _by_stride(x: Tensor) -> list[int]:
 
 
 def zeros_like_param(param: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return zeros laid out and sharded like the parameter, in huge pages where there are any.
-
-    Memory is handed out page by page, when it is first touched. In pages of 4 KB that takes
-    several times as long as the step itself; in pages of 2 MB it is faster.
-    """
+    """Return zeros laid out and sharded like the parameter, in huge pages where there are any."""
+    # Memory is handed out page by page, when it is first touched. In pages of 4 KB that takes
+    # several times as long as the step itself; in pages of 2 MB it is faster.
     size = param.numel() * dtype.itemsize
     plain = type(param) in (Tensor, nn.Parameter) and param.device.type == "cpu"
     dense = plain and has_values(param) and param.is_contiguous()

@@ -61,9 +61,7 @@ class StepPlan:
     Tensors that were added are moved by our formula. Those at the positions `plain` (p = 2) are
     moved by `torch_step`, torch's own SGD or AdamW, given them and their gradients.
 
-    Args:
-        params, grads, stored: as in `mirror_descent`.
-        lr, p, weight_decay, maximize, foreach, fused, stochastic_rounding: as in `MirrorDescent`.
+    Args, but for those of `mirror_descent` and `MirrorDescent`:
         centered: move all tensors by our formula, p = 2 included. u is then in units of weights, as
             `_centered` has it.
         dither: from -1/2 to 1/2; see `_formula.dithered`.
@@ -174,11 +172,9 @@ class StepPlan:
     def torch_options(
         self, weights: list[Tensor], *others: Sequence[Tensor | None], fusible: bool = True
     ) -> dict[str, Any]:
-        """Return options of torch's own step; `others` are gradients and buffers.
-
-        On a CPU torch's fused kernels take memory as it comes: where the tensors of a weight are
-        not laid out alike or have gaps, they mix up its entries and write to memory of others.
-        """
+        """Return options of torch's own step; `others` are gradients and buffers."""
+        # On a CPU torch's fused kernels take memory as it comes: where the tensors of a weight are
+        # not laid out alike or have gaps, they mix up its entries and write to memory of others.
         how = self.implementation.on(weights[0])
         fusible = fusible and all(map(alike, zip(weights, *others, strict=True)))
         if how is not Implementation.LOOP and not fusible:
