@@ -161,8 +161,6 @@ class AttentionProblem:
         sizes = f"trials={self.trials}, n={n}, T={T}, d={d}"
         return f"AttentionProblem({sizes}, {self.loss_name}{heads}{classes}{masked})"
 
-    # -- shapes -------------------------------------------------------------------------
-
     @property
     def trials(self) -> tuple[int, ...]:
         """The leading dimensions."""
@@ -221,8 +219,6 @@ class AttentionProblem:
             self.X[index], self.z[index], self.y[index], self.v[index],
             self.loss_name, mask, self.heads, self.classes,
         )  # fmt: skip
-
-    # -- the model ----------------------------------------------------------------------
 
     @property
     def loss_function(self) -> Loss:

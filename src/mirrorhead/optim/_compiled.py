@@ -92,12 +92,8 @@ def _as_tensor(hyper: Hyper, rule: UpdateRule, device: torch.device) -> Tensor:
 
 
 def _compile(rule: UpdateRule, device: torch.device, count: int, like: ParamState) -> None:
-    _logger.warning(
-        "mirrorhead: compiling the fused step for p=%g, %s (once for each p and dtype; torch keeps"
-        " it in its cache)",
-        rule.p,
-        rule.dtype,
-    )
+    once = "(once for each p and dtype; torch keeps it in its cache)"
+    _logger.warning(f"mirrorhead: compiling the fused step for p={rule.p:g}, {rule.dtype} {once}")
     scratch = [
         [None if x is None else torch.ones(n, dtype=x.dtype, device=device) for x in like.tensors()]
         for n in _SCRATCH_LENGTHS[:count]

@@ -242,6 +242,8 @@ def plan_adam(
         adamw(weights, clean, ms, vs, [], counts, weight_decay=plan.weight_decay, **own)
 
     plan.torch_step = torch_step
+    fixed = {"gain1": 1 - beta1, "beta2": beta2, "gain2": 1 - beta2, "eps": eps}
+    fixed["grad_scale"] = -1.0 if plan.maximize else 1.0
     for i, w in enumerate(params):
         if i in plan.plain:
             continue
@@ -255,19 +257,9 @@ def plan_adam(
                 " smaller p, or float64",
                 stacklevel=2,
             )
-        plan.add(
-            i,
-            exp_avgs[i],
-            exp_avg_sqs[i],
-            scale,
-            lr=rate * scale / (1 - beta1**count),
-            grad_scale=-1.0 if plan.maximize else 1.0,
-            gain1=1 - beta1,
-            beta2=beta2,
-            gain2=1 - beta2,
-            eps=eps,
-            root_bias=(1 - beta2**count) ** -0.5,
-            **({} if centered else knee_numbers(p, knee, rms[i])),
-        )
+        numbers = {} if centered else knee_numbers(p, knee, rms[i])
+        numbers["lr"] = rate * scale / (1 - beta1**count)
+        numbers["root_bias"] = (1 - beta2**count) ** -0.5
+        plan.add(i, exp_avgs[i], exp_avg_sqs[i], scale, **numbers, **fixed)
         plan.counters.append(steps[i])
     return plan

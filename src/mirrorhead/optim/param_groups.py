@@ -48,10 +48,8 @@ class ParamGroups(list[dict[str, Any]]):
             names = [x[0] if isinstance(x, tuple) else str(tuple(x.shape)) for x in group["params"]]
             count = sum(param.numel() for param in params)
             shown = ", ".join(names[:4]) + (f", and {len(names) - 4} more" if names[4:] else "")
-            lines.append(
-                f"{group['name']} ({options}): {len(names)} tensors,"
-                f" {count:,} parameters: {shown or '(none)'}"
-            )
+            total = f"{len(names)} tensors, {count:,} parameters"
+            lines.append(f"{group['name']} ({options}): {total}: {shown or '(none)'}")
         return "\n".join(lines)
 
 
