@@ -12,7 +12,6 @@ import ctypes
 import functools
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
@@ -36,34 +35,18 @@ class Verdict(IntEnum):
     LOST = 3  # overflow before any point was found
 
 
-@dataclass(frozen=True)
-class RowDropping:
-    """When rows are dropped, and which."""
+class Rule(ctypes.Structure):
+    """`struct rule` of native/margin.c: a schedule, when it ends, and which rows it drops.
 
-    below: float  # only once the gap is below this,
-    ratio: float  # those with u / lam above this times their entry of diag(A diag(h) A'),
-    most_kept: float  # if at most this fraction remains
-
-
-class _Rule(ctypes.Structure):
-    """`struct rule` of native/margin.c."""
+    Once the gap is below `narrow_below`, rows go with u / lam above `loose` times their entry of
+    diag(A diag(h) A'), if at most the fraction `worth` remains.
+    """
 
     _fields_ = [
         *((name, ctypes.c_double) for name in ("factor", "threshold", "floor", "infeasible")),
         *((name, ctypes.c_double) for name in ("narrow_below", "loose", "worth")),
         ("iterations", ctypes.c_int64),
     ]
-
-
-@dataclass(frozen=True, eq=False)
-class KernelResult:
-    """Where the runs of a batch ended; w, lam and gap say nothing where the verdict is LOST."""
-
-    w: Tensor  # (B, N)
-    lam: Tensor  # (B, m)
-    gap: Tensor  # (B,)
-    verdict: Tensor  # (B,), values of `Verdict`
-    iterations: Tensor  # (B,)
 
 
 def can_solve(A: ConstraintMatrix, schedule: Schedule) -> bool:
@@ -77,40 +60,31 @@ def solve(
     b: Tensor,
     p: float,
     tol: float,
-    schedule: Schedule,
+    rule: Rule,
     start: tuple[Tensor, Tensor] | None,
-    infeasible: float,
-    dropping: RowDropping,
-) -> KernelResult:
-    """Solve the problems of a batch one after the other."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Solve the problems of a batch one after the other.
+
+    Returns w (B, N), lam (B, m), gap (B,), verdict (B,), of values of `Verdict`, and iterations
+    (B,). The first three say nothing where the verdict is LOST.
+    """
     solve_margins = _solver()
     assert solve_margins is not None, "call can_solve first"
     B, n, R, a = A.left.shape
-    c = A.right.shape[2]
     data = [x.contiguous() for x in (A.left, A.right, b)]
     w = b.new_zeros(B, A.columns) if start is None else start[0].clone()
     lam = torch.zeros_like(b) if start is None else start[1].clone()
     gap = b.new_empty(B)
     verdict, iterations = (torch.empty(B, dtype=torch.int64) for _ in range(2))
-    rule = _Rule(
-        schedule.factor,
-        schedule.threshold,
-        schedule.floor,
-        infeasible,
-        dropping.below,
-        dropping.ratio,
-        dropping.most_kept,
-        schedule.iterations,
-    )
     tensors = (*data, w, lam, gap, verdict, iterations)
     with _blas().limit(limits=1):  # on such sizes more threads wait for each other
         for i in range(0, B, AT_ONCE):  # between calls Ctrl-C is heard
             parts = [x[i : i + AT_ONCE] for x in tensors]
-            pointers, sizes = [x.data_ptr() for x in parts], (len(parts[0]), n, R, a, c)
-            warm = start is not None
-            if solve_margins(*pointers, *sizes, p, tol, warm, ctypes.byref(rule)):
+            pointers = [x.data_ptr() for x in parts]
+            sizes = (len(parts[0]), n, R, a, A.right.shape[2])
+            if solve_margins(*pointers, *sizes, p, tol, start is not None, ctypes.byref(rule)):
                 raise MemoryError("no memory for the working space of one problem")
-    return KernelResult(w, lam, gap, verdict, iterations)
+    return w, lam, gap, verdict, iterations
 
 
 @functools.cache
@@ -119,7 +93,7 @@ def _solver() -> Callable[..., int] | None:
     use_lapack = native.function("use_lapack", [pointer] * 3)
     solve_margins = native.function(
         "solve_margins",
-        [*[pointer] * 8, *[size] * 5, number, number, ctypes.c_int, ctypes.POINTER(_Rule)],
+        [*[pointer] * 8, *[size] * 5, number, number, ctypes.c_int, ctypes.POINTER(Rule)],
     )
     routines = [
         _address("scipy.linalg.cython_blas", "dgemm"),
@@ -139,10 +113,7 @@ def _blas() -> ThreadpoolController:
 
 
 def _address(module: str, name: str) -> int | None:
-    """Where one of scipy's BLAS and LAPACK routines is, from the capsule that Cython reads.
-
-    None where its integers are not of 32 bits, as the kernel's are.
-    """
+    """Where a routine of scipy is; None if its integers are not of 32 bits, like the kernel's."""
     capsule = importlib.import_module(module).__pyx_capi__[name]
     name_of = ctypes.pythonapi.PyCapsule_GetName
     name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.py_object]

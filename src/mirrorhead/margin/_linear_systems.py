@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -28,18 +28,9 @@ SHARED_FROM = 1 << 20
 # A step that may be wrong by this much is solved in float32.
 FLOAT32_ACCURACY = 1e-5
 
+Map = Callable[[Tensor], Tensor]
 # solve(r, guess, tol) -> x; only the iterative system looks at guess and tol.
 Solver = Callable[[Tensor, Tensor | None, float], Tensor]
-
-
-class System(Protocol):
-    """A method to factor K and solve with it; `steps` counts its inner iterations."""
-
-    steps: int
-
-    def factor(self, h: Tensor, e: Tensor, tol: float) -> Solver: ...
-
-    def take(self, keep: Tensor) -> System: ...
 
 
 def system_kind(A: ConstraintMatrix, limit: int) -> Literal["rows", "columns", "iterative"]:
@@ -59,7 +50,9 @@ def problems_at_once(A: ConstraintMatrix, limit: int) -> int:
     return max(1, BUDGET // each)
 
 
-def make_system(A: ConstraintMatrix, limit: int, p: float, allow_float32: bool = False) -> System:
+def make_system(
+    A: ConstraintMatrix, limit: int, p: float, allow_float32: bool
+) -> RowSystem | ColumnSystem | IterativeSystem:
     """Choose a system; `allow_float32` permits float32 where the requested accuracy allows it."""
     kind = system_kind(A, limit)
     if kind == "iterative":
@@ -108,26 +101,20 @@ class RowSystem:
             single = ConstraintMatrix(A.left.float(), A.right.float())
             float32 = RowSystem.of(single, constant, space=[x.view(torch.float32) for x in space])
         pairs = A.right[:, :, None] * A.right[:, None]
-        gram = A.left.new_empty(B, n * R)
-        return RowSystem(A, constant, space, scaled, K, L.mT, gram, pairs, float32)
+        return RowSystem(A, constant, space, scaled, K, L.mT, K.new_empty(B, n * R), pairs, float32)
 
     def keep_rows(self, A: ConstraintMatrix) -> RowSystem:
         """The system of A, which has fewer rows, in the same memory."""
         return RowSystem.of(A, self.constant, self.float32 is not None, self.space)
 
     def take(self, keep: Tensor) -> RowSystem:
-        A = self.A.take(keep)
-        B = A.batch
-        return replace(
-            self,
-            A=A,
-            pairs=self.pairs[keep],
-            scaled=self.scaled[:B],
-            K=self.K[keep] if self.filled else self.K[:B],
-            L=self.L[:B],
-            float32=None if self.float32 is None else self.float32.take(keep),
-            gram=self.gram[keep],
-        )
+        B = len(keep)
+        K = self.K[keep] if self.filled else self.K[:B]
+        float32 = None if self.float32 is None else self.float32.take(keep)
+        taken = replace(self, A=self.A.take(keep), K=K, float32=float32)
+        taken.gram, taken.pairs = self.gram[keep], self.pairs[keep]
+        taken.scaled, taken.L = self.scaled[:B], self.L[:B]
+        return taken
 
     def factor(self, h: Tensor, e: Tensor, tol: float) -> Solver:
         if self.float32 is not None:
@@ -154,8 +141,7 @@ class RowSystem:
         K = self.K.view(B, n, R, n * R)
         for k in range(0, n, lines):  # one turn, unless a single problem is large
             at = slice(k, min(k + lines, n))
-            scaled = self.scaled[:, : at.stop - k]
-            torch.mul(left[:, None], weights[:, at], out=scaled)
+            scaled = torch.mul(left[:, None], weights[:, at], out=self.scaled[:, : at.stop - k])
             torch.matmul(left[:, at], scaled.view(B, -1, n * R, a).mT, out=K[:, at])
 
 
@@ -184,8 +170,7 @@ class ColumnSystem:
         k = min(A.rows, A.columns + A.columns // 2)
         active = e.topk(k, dim=-1, largest=False).indices
         inverse = (1 / e).scatter(1, active, 0.0)
-        M = self._weighted(inverse)
-        M.mul_(root.unsqueeze(-1)).mul_(root.unsqueeze(-2))
+        M = self._weighted(inverse).mul_(root.unsqueeze(-1)).mul_(root.unsqueeze(-2))
         M.diagonal(dim1=-2, dim2=-1).add_(1)
         L = cholesky(M)
         rows = A.take_rows(active) * root.unsqueeze(-2)  # B_S, (B, k, N)
@@ -244,20 +229,21 @@ class IterativeSystem:
         if self.grows and self.last > 32:
             most = min(2048, A.columns // 4, COLUMN_BUDGET // A.rows)
             self.heavy = min(most, max(128, self.heavy) * (1 + self.last // 32))
+        self.last = 0
         precondition = self._preconditioner(h, e)
 
+        def K(v: Tensor) -> Tensor:
+            return A.apply(h * A.adjoint(v)) + e * v
+
         def solve(r: Tensor, guess: Tensor | None, tol: float) -> Tensor:
-            x, steps = _conjugate_gradients(
-                lambda v: A.apply(h * A.adjoint(v)) + e * v, r, precondition, guess, tol
-            )
+            x, steps = _conjugate_gradients(K, r, precondition, guess, tol)
             self.steps += steps
             self.last = max(self.last, steps)
             return x
 
-        self.last = 0
         return solve
 
-    def _preconditioner(self, h: Tensor, e: Tensor) -> Callable[[Tensor], Tensor]:
+    def _preconditioner(self, h: Tensor, e: Tensor) -> Map:
         A = self.A
         B, n, R, _ = A.left.shape
         heavy, root = None, h
@@ -307,10 +293,7 @@ def _threads(count: int, process: int) -> ThreadPoolExecutor:
 
 
 def _share_blocks(work: Callable[[slice], object], n: int, R: int) -> None:
-    """Do `work` for all of n blocks, R x R; large ones on as many threads as torch may use.
-
-    torch goes through the matrices of a batch one by one when it factors them or solves with them.
-    """
+    """Do `work` for n blocks R x R; large ones on several threads, since torch would use one."""
     count = min(torch.get_num_threads(), n)
     if count == 1 or n * R * R < SHARED_FROM:
         work(slice(0, n))
@@ -321,12 +304,7 @@ def _share_blocks(work: Callable[[slice], object], n: int, R: int) -> None:
 
 
 def _conjugate_gradients(
-    K: Callable[[Tensor], Tensor],
-    r: Tensor,
-    precondition: Callable[[Tensor], Tensor],
-    guess: Tensor | None,
-    tol: float,
-    limit: int = 1000,
+    K: Map, r: Tensor, precondition: Map, guess: Tensor | None, tol: float
 ) -> tuple[Tensor, int]:
     """Solve K x = r until the preconditioned residual has fallen to tol of that of x = 0."""
     x = torch.zeros_like(r) if guess is None else guess.clone()
@@ -336,7 +314,7 @@ def _conjugate_gradients(
     z = precondition(r)
     d, rz = z, (r * z).sum()
     steps = 0
-    while steps < limit and bool(rz > goal):
+    while steps < 1000 and bool(rz > goal):
         Kd = K(d)
         alpha = rz / (d * Kd).sum()
         x = x + alpha * d
@@ -367,6 +345,6 @@ def cholesky(K: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def cholesky_solve(L: Tensor, r: Tensor) -> Tensor:
-    """Two triangular solves; twice as fast as torch.cholesky_solve on batches."""
+    """Two triangular solves: twice as fast as torch.cholesky_solve on batches."""
     y = torch.linalg.solve_triangular(L, r.unsqueeze(-1), upper=False)
     return torch.linalg.solve_triangular(L.mT, y, upper=True).squeeze(-1)

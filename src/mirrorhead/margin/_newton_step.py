@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mirrorhead.margin._constraints import ConstraintMatrix
-from mirrorhead.margin._linear_systems import System
+from mirrorhead.margin._linear_systems import ColumnSystem, IterativeSystem, RowSystem
 
 # Entries below this count as zero: the logarithm stays finite, and every power of them is 0.
 _TINY = 1e-290
@@ -87,15 +87,12 @@ def newton_step(
     x: Iterate,
     A: ConstraintMatrix,
     b: Tensor,
-    system: System,
+    system: RowSystem | ColumnSystem | IterativeSystem,
     p: float,
     schedule: Schedule,
     gap: Tensor,
 ) -> Iterate:
-    """Take one predictor-corrector step from x, after moving the exponents that may move.
-
-    gap: (B, 1), that of x.
-    """
+    """Move the exponents that may move, then take one predictor-corrector step."""
     moving = x.p != p
     any_moves = bool(moving.any())
     if any_moves:
@@ -108,10 +105,10 @@ def newton_step(
     target = (1 - complementarity).clamp_min(0.1) / _dot(b, x.lam) * b
     # sum |w|^p/p + |s|^q/q - w s, the Fenchel gap of w = psi(s), in the current normalisation.
     fenchel = torch.expm1(q * x.log_dual_norm) / q
-    mirror = linearised_mirror_map(x.w, x.s, x.log_w, x.log_s, x.p, gap, p)
+    h, rho, f = _linearised_mirror_map(x, gap, p)
     accuracy = min(max(0.1 * float(gap.min()), 1e-8), 1e-2)
-    solve = system.factor(mirror.h, x.u / x.lam, accuracy)
-    residual = target - x.aw - A.apply(mirror.rho)
+    solve = system.factor(h, x.u / x.lam, accuracy)
+    residual = target - x.aw - A.apply(rho)
 
     # Predictor: straight at the solution. With r = dlam/lam, complementarity asks for
     # du/u = -(1 + r). The length of this step decides how much to centre.
@@ -132,7 +129,7 @@ def newton_step(
     r = dlam / x.lam
     du = push - x.u * (1 + r)
     ds = A.adjoint(dlam)
-    dw = torch.addcmul(mirror.rho, mirror.h, ds)
+    dw = torch.addcmul(rho, h, ds)
 
     # Nearly to the boundary, primal and dual separately; closer to it as the gap closes.
     fraction = (1 - gap).clamp_min(0.99).clamp_max(1 - 1e-8)
@@ -140,29 +137,23 @@ def newton_step(
     primal = fraction * _longest_step((du / x.u).amin(-1, True))
     if p < 2 and float(gap.max()) > 1e-4:
         linear = _dot(target, dlam)
-        shrink = _backtrack(
-            lambda a: (
-                _dot(_signed_power(torch.addcmul(x.s, a, ds), q - 1), ds)
-                - linear
-                - mu * _sum(r / (1 + a * r))
-            ),
-            _dot(mirror.f, ds) - linear - mu * _sum(r),
-            dual,
-            gap > 1e-4,
-        )
+
+        def slope(a: Tensor) -> Tensor:
+            power = _signed_power(torch.addcmul(x.s, a, ds), q - 1)
+            return _dot(power, ds) - linear - mu * _sum(r / (1 + a * r))
+
+        shrink = _backtrack(slope, _dot(f, ds) - linear - mu * _sum(r), dual, gap > 1e-4)
         primal, dual = primal * shrink, dual * shrink
     elif p > 2:
         # With the new multipliers, dw and du descend whether or not A w - u = target holds yet.
         new_s, new_lam = x.s + ds, x.lam + dlam
-        primal = primal * _backtrack(
-            lambda a: (
-                _dot(_signed_power(torch.addcmul(x.w, a, dw), x.p - 1) - new_s, dw)
-                + _dot(new_lam - mu / torch.addcmul(x.u, a, du), du)
-            ),
-            _dot(mirror.f - new_s, dw) + _dot(new_lam - mu / x.u, du),
-            primal,
-            gap > 0,
-        )
+
+        def slope(a: Tensor) -> Tensor:
+            power = _signed_power(torch.addcmul(x.w, a, dw), x.p - 1)
+            return _dot(power - new_s, dw) + _dot(new_lam - mu / torch.addcmul(x.u, a, du), du)
+
+        slope_at_0 = _dot(f - new_s, dw) + _dot(new_lam - mu / x.u, du)
+        primal = primal * _backtrack(slope, slope_at_0, primal, gap > 0)
     w = torch.addcmul(x.w, primal, dw)
     lam = torch.addcmul(x.lam, dual, dlam)
     u = torch.addcmul(x.u, primal, du)
@@ -198,9 +189,8 @@ def normalised(
     )
 
 
-@dataclass(frozen=True, eq=False)
-class LinearisedMirrorMap:
-    r"""The first-order model dw = h ds + rho of the mirror map between w and s at one point.
+def _linearised_mirror_map(x: Iterate, gap: Tensor, goal: float) -> tuple[Tensor, Tensor, Tensor]:
+    r"""h, rho and f of the first-order model dw = h ds + rho of the mirror map at x.
 
     The optimality condition s = phi(w), phi(w) = sign(w)|w|^(p-1), also reads w = psi(s),
     psi(s) = sign(s)|s|^(q-1). Only one of the two has a bounded slope at zero, and that is
@@ -210,34 +200,21 @@ class LinearisedMirrorMap:
         p >  2:  f = phi(w),  h = (q-1) max(|f|, floor)^(q-2),  rho = h (s - f)
 
     w is an iterate of its own in both cases. For p > 2, resetting it to psi(s) would undo what
-    the linearisation gains.
-    """
-
-    h: Tensor
-    rho: Tensor
-    f: Tensor
-
-
-def linearised_mirror_map(
-    w: Tensor, s: Tensor, log_w: Tensor, log_s: Tensor, p: Tensor, gap: Tensor, goal: float
-) -> LinearisedMirrorMap:
-    """Linearise the mirror map at (w, s), given their logarithms, for exponents p.
-
-    For p > 2, h grows without bound at w = 0. A floor of 1e-2 gap, relative to the largest
-    |phi(w)|, bounds it. All p lie between 2 and `goal`.
+    the linearisation gains, and h grows without bound at w = 0: the floor, 1e-2 gap times the
+    largest |phi(w)|, bounds it. All exponents lie between 2 and `goal`.
     """
     if goal == 2:
-        return LinearisedMirrorMap(torch.ones_like(s), s - w, s)
-    r = 1 / (p - 1)  # q - 1
+        return torch.ones_like(x.s), x.s - x.w, x.s
+    r = 1 / (x.p - 1)  # q - 1
     if goal < 2:
-        slope = torch.exp((r - 1) * log_s)
-        f = slope * s
-        return LinearisedMirrorMap(r * slope, f - w, f)
-    log_f = (p - 1) * log_w
-    f = torch.copysign(torch.exp(log_f), w)
+        slope = torch.exp((r - 1) * x.log_s)
+        f = slope * x.s
+        return r * slope, f - x.w, f
+    log_f = (x.p - 1) * x.log_w
+    f = torch.copysign(torch.exp(log_f), x.w)
     lowest = log_f.amax(-1, True) + torch.log(1e-2 * gap.clamp_max(1).clamp_min(1e-16))
     h = r * torch.exp((r - 1) * torch.maximum(log_f, lowest))
-    return LinearisedMirrorMap(h, h * (s - f), f)
+    return h, h * (x.s - f), f
 
 
 def _backtrack(

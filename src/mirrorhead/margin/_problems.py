@@ -9,16 +9,10 @@ import torch
 from torch import Tensor
 
 from mirrorhead._checks import is_number
-from mirrorhead.margin import _linear_programs, _nuclear_norm
 from mirrorhead.margin._certificate import FARKAS, Norm, certify, support_excess
-from mirrorhead.margin._constraints import (
-    ConstraintMatrix,
-    Constraints,
-    attention_constraints,
-    svm_constraints,
-)
-from mirrorhead.margin._interior_point import SolverResult
-from mirrorhead.margin._interior_point import solve as solve_lp
+from mirrorhead.margin._constraints import Constraints, attention_constraints, svm_constraints
+from mirrorhead.margin._interior_point import SolverResult, solve
+from mirrorhead.margin._other_norms import solve_nuclear, solve_polyhedral
 from mirrorhead.margin._solution import MarginSolution, Status
 from mirrorhead.potentials import check_p
 
@@ -101,68 +95,43 @@ def _solve(
     tol = float(tol)
     if start is not None and not isinstance(start, MarginSolution):
         raise TypeError(f"start must be a MarginSolution, got {type(start).__name__}")
-    begin = None if start is None else _start(problem, start)
-    norms = problem.A.row_norms
-    norms = norms.where(problem.live, math.inf)
-    free = ~problem.live.any(-1)  # no constraints
-    hopeless = (norms == 0).any(-1)  # a constraint reads 0 >= 1
-    result = SolverResult(
-        w=norms.new_zeros(problem.A.batch, problem.A.columns),
-        # For a row of zeros the certificate is the unit vector of that row.
-        lam=(norms == 0).to(norms.dtype) / (norms == 0).sum(-1, keepdim=True).clamp_min(1),
-        gap=norms.new_zeros(problem.A.batch),
-        infeasible=hopeless,
-        iterations=torch.zeros_like(free, dtype=torch.long),
-        inner=torch.zeros_like(free, dtype=torch.long),
-    )
-    todo = (~free & ~hopeless).nonzero().squeeze(-1)
+    near = None if start is None else _start(problem, start)
+    A, norms = problem.A, problem.A.row_norms.where(problem.live, math.inf)
+    zero = norms == 0  # the constraint reads 0 >= 1: its unit vector is a certificate
+    result = SolverResult.empty(A, norms)
+    result.infeasible[:] = zero.any(-1)
+    result.lam[:] = zero.double() / zero.sum(-1, keepdim=True).clamp_min(1)
+    todo = (problem.live.any(-1) & ~result.infeasible).nonzero().squeeze(-1)
     if len(todo):
-        A, part = problem.A, norms
         if len(todo) < A.batch:
-            A, part = A.take(todo), norms[todo]
-            begin = None if begin is None else (begin[0][todo], begin[1][todo])
-        found = _solve_scaled(A, part, p, tol, nuclear, begin)
+            A, norms = A.take(todo), norms[todo]
+            near = None if near is None else (near[0][todo], near[1][todo])
+        # Scale the rows to norm 1 and the right-hand side to maximum 1.
+        padding = norms == math.inf
+        A, b = A.unit_rows(), (norms.amin(-1, keepdim=True) / norms).where(~padding, -1.0)
+        # Half of tol: rounding must not raise the gap recomputed from the data above tol.
+        if nuclear:
+            found = solve_nuclear(A, b, 0.5 * tol)
+        elif p in (1, math.inf):
+            found = solve_polyhedral(A, b, p)
+        else:
+            near = None if near is None else (near[0], near[1] * norms.where(~padding, 0.0))
+            found = solve(A, b, p, 0.5 * tol, near)
         for name in ("w", "gap", "infeasible", "iterations", "inner"):
             getattr(result, name)[todo] = getattr(found, name)
-        result.lam[todo] = found.lam / part
-    return _conclude(problem, result, free, tol, Norm(p, nuclear))
+        result.lam[todo] = found.lam / norms
+    return _conclude(problem, result, tol, Norm(p, nuclear))
 
 
-def _solve_scaled(
-    A: ConstraintMatrix,
-    norms: Tensor,
-    p: float,
-    tol: float,
-    nuclear: bool,
-    start: tuple[Tensor, Tensor] | None,
-) -> SolverResult:
-    """Scale the rows to norm 1 and the right-hand side to maximum 1, then solve."""
-    padding = norms == math.inf
-    least = norms.amin(-1, keepdim=True)
-    b = (least / norms).where(~padding, -1.0)
-    if start is not None:
-        start = (start[0], start[1] * norms.where(~padding, 0.0))
-    if nuclear:
-        return _nuclear_norm.solve(A.unit_rows(), b, 0.5 * tol)
-    if p in (1, math.inf):
-        return _linear_programs.solve(A.unit_rows(), b, p)
-    # Half of tol: rounding must not raise the gap recomputed from the data above tol.
-    return solve_lp(A.unit_rows(), b, p, 0.5 * tol, start)
-
-
-def _conclude(
-    problem: Constraints, result: SolverResult, free: Tensor, tol: float, norm: Norm
-) -> MarginSolution:
+def _conclude(problem: Constraints, result: SolverResult, tol: float, norm: Norm) -> MarginSolution:
     """Certify the result from the original data; the certificate decides the status."""
-    A, lead = problem.A, problem.lead
+    lead, free = problem.lead, ~problem.live.any(-1)  # free of constraints
     lam = result.lam * problem.live
-    margin = torch.where(problem.live, A.apply(result.w), math.inf).amin(-1)
+    margin = problem.margin(result.w)
     found = (margin > 0) & ~free
     W = torch.where(found.unsqueeze(-1), result.w / margin.unsqueeze(-1), 0.0)
-    mass = lam.sum(-1)
     # Feasible: A' lam gets norm 1, that is, the sum is the lower bound. Infeasible: sum 1.
-    pulled = norm.dual(A.adjoint(lam).view(A.batch, *problem.matrix))
-    total = torch.where(result.infeasible, mass, pulled)
+    total = torch.where(result.infeasible, lam.sum(-1), norm.dual(problem.pull(lam)))
     dual = torch.where(total > 0, 1 / total, 0.0).unsqueeze(-1) * lam
     proof = certify(problem, W, dual, norm)  # of exactly what is returned
     gap = proof.gap_as_is()

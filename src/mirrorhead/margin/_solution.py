@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -51,7 +52,8 @@ class Check:
 
     def __repr__(self) -> str:
         count = f"{int(self.valid.sum())} of {self.valid.numel()} valid"
-        return f"Check({count}, smallest margin {_least(self.margin)}, gap up to {_most(self.gap)})"
+        margin, gap = _finite(torch.min, self.margin, ".15g"), _finite(torch.max, self.gap, ".1e")
+        return f"Check({count}, smallest margin {margin}, gap up to {gap})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -108,15 +110,11 @@ class MarginSolution:
         """
         if len(data) not in (2, 3):
             raise TypeError(f"check takes (X, z, tokens) or (features, labels), got {len(data)}")
-        if len(data) == 3:
-            problem = attention_constraints(*data, mask=mask)
-        else:
-            problem = svm_constraints(*data)
-        if (*problem.lead, *problem.weights) != self.W.shape:
-            raise ValueError(
-                f"the data fit weights of shape {(*problem.lead, *problem.weights)}, "
-                f"this solution has {tuple(self.W.shape)}"
-            )
+        attention = len(data) == 3
+        problem = attention_constraints(*data, mask=mask) if attention else svm_constraints(*data)
+        if (shape := (*problem.lead, *problem.weights)) != self.W.shape:
+            given = tuple(self.W.shape)
+            raise ValueError(f"the data fit weights of shape {shape}, this solution has {given}")
         lam = problem.collect(self.dual)
         W = self.W.reshape(problem.A.batch, problem.A.columns)
         known = W.isfinite().all(-1)  # elsewhere no W was found
@@ -156,7 +154,8 @@ class MarginSolution:
             )
         counts = {status.word: int((self.codes == status).sum()) for status in Status}
         words = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-        return f"MarginSolution({norm}, W {shape}, {words or 'empty'}, gap up to {_most(self.gap)})"
+        gap = _finite(torch.max, self.gap, ".1e")
+        return f"MarginSolution({norm}, W {shape}, {words or 'empty'}, gap up to {gap})"
 
 
 def _near(x: Tensor, y: Tensor, tol: float = ROUNDED) -> Tensor:
@@ -168,11 +167,6 @@ def _words(codes: Any) -> Any:
     return [_words(c) for c in codes] if isinstance(codes, list) else Status(codes).word
 
 
-def _most(x: Tensor) -> str:
+def _finite(extreme: Callable[[Tensor], Tensor], x: Tensor, style: str) -> str:
     x = x[x.isfinite()]
-    return f"{float(x.max()):.1e}" if x.numel() else "none"
-
-
-def _least(x: Tensor) -> str:
-    x = x[x.isfinite()]
-    return f"{float(x.min()):.15g}" if x.numel() else "none"
+    return format(float(extreme(x)), style) if x.numel() else "none"
