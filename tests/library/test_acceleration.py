@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import mirrorhead as mh
-from mirrorhead.paths import _acceleration
-from mirrorhead.paths._acceleration import Accelerated, grad_phi
-from mirrorhead.paths._update_rules import State
+from mirrorhead.paths import _update_rules
+from mirrorhead.paths._update_rules import Accelerated, State, grad_phi
 from mirrorhead.synthetic import random_problem, random_weights
 
 
@@ -209,11 +208,11 @@ def test_it_trains_weights_alone() -> None:
 
 def test_the_step_cannot_run_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """With one row to separate no step is too long: it stops at its ceiling."""
-    monkeypatch.setattr(_acceleration, "GROWTH", 2.0)
+    monkeypatch.setattr(_update_rules, "GROWTH", 2.0)
     X = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
     problem = mh.AttentionProblem(X, X[:, 0], [1.0], [1.0, 0.0])
     rule, states = run(problem, 1.5, 400)
-    ceiling = _acceleration.LONGEST * 0.1 / problem.reach(3) ** 2
+    ceiling = _update_rules.LONGEST * 0.1 / problem.reach(3) ** 2
     torch.testing.assert_close(states[-1]["step"].squeeze(), ceiling)
     assert bool(rule.recorded(states[-1]).isfinite().all())
 

@@ -208,38 +208,39 @@ def test_the_compiled_loop_takes_the_same_steps(p, loss, shape, scale, seed) -> 
     """Against torch, one step at a time: longer paths of small p amplify rounding."""
     n, T, d = shape
     problem = random_problem(3, n, T, d, seed, loss)
-    assert _compiled_loop.can_compile(problem)
     u = mh.PNorm(p).mirror(random_weights(problem, scale, seed))
     rule = Normalized(p, 0.1)
-    fast = _compiled_loop.NormalizedLoop(problem, p, 0.1)
+    fast = _compiled_loop.normalized_loop(problem, p, 0.1)
+    assert fast is not None
     for _ in range(10):
         gradient = problem.gradient(rule.weights({"u": u}))
         slow = rule.advance({"u": u}, gradient)["u"]
-        torch.testing.assert_close(fast.advance(u, 1), slow, rtol=1e-11, atol=1e-12)
+        torch.testing.assert_close(fast(u, 1), slow, rtol=1e-11, atol=1e-12)
         u = slow
 
 
 @needs_library
 def test_the_compiled_loop_can_be_cut_anywhere() -> None:
     problem = random_problem(4)
-    loop = _compiled_loop.NormalizedLoop(problem, 1.4, 0.1)
+    loop = _compiled_loop.normalized_loop(problem, 1.4, 0.1)
+    one = _compiled_loop.normalized_loop(problem.trial(2), 1.4, 0.1)
+    assert loop is not None and one is not None
     u = torch.randn(4, 10, 10, dtype=torch.float64)
     before = u.clone()
-    whole = loop.advance(u, 300)
+    whole = loop(u, 300)
     assert torch.equal(u, before)
     parts = u
     for count in (1, 99, 150, 50):
-        parts = loop.advance(parts, count)
+        parts = loop(parts, count)
     assert torch.equal(parts, whole)
-    one = _compiled_loop.NormalizedLoop(problem.trial(2), 1.4, 0.1)
-    assert torch.equal(one.advance(u[2], 300), whole[2])
+    assert torch.equal(one(u[2], 300), whole[2])
 
 
 def test_without_the_c_library_torch_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = random_problem(3)
     fast = mh.descend(problem, 2, 500)
     monkeypatch.setattr(_compiled_loop, "_descent", lambda: None)
-    assert not _compiled_loop.can_compile(problem)
+    assert _compiled_loop.normalized_loop(problem, 2, 0.1) is None
     torch.testing.assert_close(mh.descend(problem, 2, 500).W, fast.W, rtol=1e-9, atol=1e-12)
 
 

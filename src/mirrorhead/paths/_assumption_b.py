@@ -53,19 +53,14 @@ def assumption_b(
     p = check_p(p)
     check_problem(problem, plain=True)
     samples, seed = check_integer("samples", samples, 1), check_seed(seed)
-    X, y = problem.X, problem.y
-    lead, (n, T, d) = problem.trials, X.shape[-3:]
-    valid = torch.ones(X.shape[:-1], dtype=torch.bool) if problem.mask is None else problem.mask
+    lead, shape = problem.trials, problem.X.shape[:-1]
+    valid = torch.ones(shape, dtype=torch.bool) if problem.mask is None else problem.mask
     tokens = check_tokens(tokens, valid)
-    parts = zip(
-        X.reshape(-1, n, T, d),
-        y.reshape(-1, n),
-        tokens.reshape(-1, n),
-        valid.reshape(-1, n, T),
-        strict=True,
-    )
     generator = torch.Generator().manual_seed(seed)
-    return torch.stack([_search(*part, p, samples, generator) for part in parts]).reshape(lead)
+    dims = len(lead)
+    data = (x.reshape(-1, *x.shape[dims:]) for x in (problem.X, problem.y, tokens, valid))
+    found = [_search(*part, p, samples, generator) for part in zip(*data, strict=True)]
+    return torch.stack(found).reshape(lead)
 
 
 def _search(

@@ -20,39 +20,33 @@ from mirrorhead.potentials import dual_exponent, inverse_exponent, snap
 from mirrorhead.problem import AttentionProblem
 
 
-def can_compile(problem: AttentionProblem) -> bool:
-    """Whether the C loop is built and computes this kind of problem."""
+def normalized_loop(
+    problem: AttentionProblem, p: float, lr: float
+) -> Callable[[Tensor, int], Tensor] | None:
+    """A function of u and a count that takes so many steps of the normalized rule from u.
+
+    None where the C loop is not built or does not compute this kind of problem.
+    """
     plain = problem.heads is None and problem.classes is None and problem.mask is None
-    return plain and problem.X.device.type == "cpu" and _descent() is not None
+    if not (plain and problem.X.device.type == "cpu" and (descent := _descent())):
+        return None
+    *_, n, T, d = problem.X.shape
+    X = problem.X.reshape(-1, n, T, d)
+    rows, columns, scores = map(_padded, (X, X.mT, problem.scores().reshape(-1, n, T)))
+    data = (rows, columns, problem.z.reshape(-1, n, d).contiguous(), scores)
+    sizes = (X.shape[0], n, T, d, columns.shape[-1], rows.shape[-1])
+    rule = (lr, snap(dual_exponent(p)), inverse_exponent(p))
+    loss = list(LOSSES).index(problem.loss_name)
 
-
-class NormalizedLoop:
-    """The normalized rule for one problem: `advance(u, count)` takes `count` steps from u."""
-
-    def __init__(self, problem: AttentionProblem, p: float, lr: float) -> None:
-        function = _descent()
-        assert function is not None, "call can_compile first"
-        self._function = function
-        *_, n, T, d = problem.X.shape
-        X = problem.X.reshape(-1, n, T, d)
-        rows, columns = _padded(X), _padded(X.mT)
-        self._data = (
-            rows,
-            columns,
-            problem.z.reshape(-1, n, d).contiguous(),
-            _padded(problem.scores().reshape(-1, n, T)),
-        )
-        self._sizes = (X.shape[0], n, T, d, columns.shape[-1], rows.shape[-1])
-        self._rule = (lr, snap(dual_exponent(p)), inverse_exponent(p))
-        self._loss = list(LOSSES).index(problem.loss_name)
-
-    def advance(self, u: Tensor, count: int) -> Tensor:
+    def advance(u: Tensor, count: int) -> Tensor:
         """u after `count` steps, in its own memory; trials one after the other."""
         transposed = u.mT.clone(memory_format=torch.contiguous_format)
-        pointers = [x.data_ptr() for x in (*self._data, transposed)]
-        if self._function(*pointers, *self._sizes, count, *self._rule, self._loss):
+        pointers = [x.data_ptr() for x in (*data, transposed)]
+        if descent(*pointers, *sizes, count, *rule, loss):
             raise MemoryError("no memory for the working space of one trial")
         return transposed.mT
+
+    return advance
 
 
 def _padded(x: Tensor) -> Tensor:
@@ -62,8 +56,6 @@ def _padded(x: Tensor) -> Tensor:
 
 @functools.cache
 def _descent() -> Callable[..., int] | None:
-    double, size = ctypes.c_double, ctypes.c_long
-    return native.function(
-        "normalized_descent",
-        [*[ctypes.c_void_p] * 5, *[size] * 7, *[double] * 3, ctypes.c_int],
-    )
+    pointer, size, number = ctypes.c_void_p, ctypes.c_long, ctypes.c_double
+    types = [*[pointer] * 5, *[size] * 7, *[number] * 3, ctypes.c_int]
+    return native.function("normalized_descent", types)

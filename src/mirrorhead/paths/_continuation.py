@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,9 +29,11 @@ SAME = 1e-3  # starts whose values differ by less have met
 INSIDE = 1 - 1e-4  # a point of at most this share of the radius is inside
 LOWER = 1e-9  # how much lower, relative to its size, a value inside must be to count
 
+# Points (trials, starts, N), or directions, and their values (trials, starts).
+Found = tuple[Tensor, Tensor]
 # From directions (trials, starts, N), radii (trials, spheres) and a tolerance to directions of
 # norm 1 and values (trials, starts), lowest first.
-Search = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]
+Search = Callable[[Tensor, Tensor, float], Found]
 # From points (k, N) and the instances (k,) they belong to, to values (k,) and gradients (k, N).
 Function = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -60,15 +63,15 @@ class Balls:
 
     def minima_on_spheres(
         self, function: Function, directions: Tensor, radius: Tensor, tol: float
-    ) -> tuple[Tensor, Tensor]:
-        """Local minima on the spheres as directions (trials, starts, N), and their values."""
+    ) -> Found:
+        """Local minima on the spheres, as directions."""
         found = self._minimize(function, self.units(directions), radius, tol, slack=0)
         return self.units(found.x).reshape(directions.shape), found.value
 
     def minima_inside(
         self, function: Function, points: Tensor, radius: Tensor, tol: float
-    ) -> tuple[Tensor, Tensor]:
-        """Local minima in the balls (trials, starts, N), from points inside, and their values.
+    ) -> Found:
+        """Local minima in the balls, from points inside.
 
         A ball of radius R is the shadow of a sphere with one coordinate s more,
         ||W||_p^p + |s|^p = R^p: the search runs there, without a constraint.
@@ -104,19 +107,16 @@ class Balls:
         return found._replace(value=found.value.reshape(trials, starts))
 
 
-@dataclass(frozen=True, eq=False)
-class SphereMinima:
+class SphereMinima(NamedTuple):
     """The best minimum on the spheres of each radius, and the values of all starts.
 
-    points: (radii, trials, N), of norm 1 on each sphere; values: (radii, trials);
-    reach: (radii, trials, spheres), the radii they stand for, less than asked for where a
-    smaller one was better; all_values: (radii, starts, trials), lowest first.
+    `reach` are the radii that the points stand for, less than asked for where a smaller one was
+    better.
     """
 
-    points: Tensor
-    values: Tensor
-    reach: Tensor
-    all_values: Tensor
+    points: Tensor  # (radii, trials, N), of norm 1 on each sphere
+    reach: Tensor  # (radii, trials, spheres)
+    all_values: Tensor  # (radii, starts, trials), lowest first
 
 
 def follow_spheres(
@@ -129,7 +129,7 @@ def follow_spheres(
     be better at smaller radii too. No radius is worse than a smaller one, whose ball it contains.
     """
     points = draw(starts)
-    ends: list[tuple[Tensor, Tensor]] = []
+    ends: list[Found] = []
     for radius, wanted in stages(radii, soft):
         points, values = search(points, radius, FINE if wanted else COARSE)
         if wanted:
@@ -141,20 +141,15 @@ def follow_spheres(
     reach = list(radii)
     for k in reversed(range(len(ends) - 1)):
         again = search(best[k + 1][0], radii[k], FINE)
-        better = again[1][:, :1] < best[k][1]
-        best[k] = _choose(better, again, best[k])
+        best[k], _ = _lower(again, best[k])
     for k in range(1, len(ends)):
-        better = best[k - 1][1] < best[k][1]
-        best[k] = _choose(better, best[k - 1], best[k])
+        best[k], better = _lower(best[k - 1], best[k])
         reach[k] = torch.where(better, reach[k - 1], reach[k])
     values = torch.stack([value for _, value in best])  # (radii, trials, 1)
     others = torch.stack([value[:, 1:] for _, value in ends])
-    return SphereMinima(
-        points=torch.stack([point[:, 0] for point, _ in best]),
-        values=values.squeeze(-1),
-        reach=torch.stack(reach),
-        all_values=torch.cat([values, others], -1).sort(-1).values.movedim(-1, 1),
-    )
+    all_values = torch.cat([values, others], -1).sort(-1).values.movedim(-1, 1)
+    points = torch.stack([point[:, 0] for point, _ in best])
+    return SphereMinima(points, torch.stack(reach), all_values)
 
 
 def search_inside(
@@ -163,7 +158,6 @@ def search_inside(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The best points (radii, trials, N) of the balls, and all values (radii, starts, trials).
 
-    Takes the minima of the spheres from `ends`, and replaces them where a point inside is lower.
     The search starts along `directions` (trials, starts, N) at half the radius `soft`. The balls
     grow by at most GROWTH from stage to stage, so a minimum inside is met before attention
     saturates around it, while there is still a slope that leads to it. `function_of(count)` is
@@ -246,8 +240,8 @@ def on_sphere(M: Tensor, p: float) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     return unit, pull_back
 
 
-def lowest_first(points: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Sort points (trials, starts, N) and values (trials, starts) by value."""
+def lowest_first(points: Tensor, values: Tensor) -> Found:
+    """Sort by value."""
     values, order = values.sort(-1)
     return points.gather(1, order.unsqueeze(-1).expand_as(points)), values
 
@@ -267,20 +261,18 @@ def check_radii(name: str, radii: Sequence[float] | Tensor, trials: tuple[int, .
 
 def flattened(problem: AttentionProblem) -> AttentionProblem:
     """The problem with one dimension of trials."""
-    X, z, y, v, mask = problem.X, problem.z, problem.y, problem.v, problem.mask
-    return AttentionProblem(
-        X.reshape(-1, *X.shape[-3:]),
-        z.reshape(-1, *z.shape[-2:]),
-        y.reshape(-1, y.shape[-1]),
-        v.reshape(-1, v.shape[-1]),
-        problem.loss_name,
-        None if mask is None else mask.reshape(-1, *mask.shape[-2:]),
-    )
+    dims = len(problem.trials)
+
+    def flat(x: Tensor) -> Tensor:
+        return x.reshape(-1, *x.shape[dims:])
+
+    data = map(flat, (problem.X, problem.z, problem.y, problem.v))
+    mask = None if problem.mask is None else flat(problem.mask)
+    return AttentionProblem(*data, problem.loss_name, mask)
 
 
-def _choose(
-    first: Tensor, one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]
-) -> tuple[Tensor, Tensor]:
-    """The (point, value) of `one` where `first` (trials, 1) is True, else of `other`."""
-    point = torch.where(first.unsqueeze(-1), one[0][:, :1], other[0])
-    return point, torch.where(first, one[1][:, :1], other[1])
+def _lower(new: Found, old: Found) -> tuple[Found, Tensor]:
+    """The first point and value of `new` where they are lower than `old`, and where they are."""
+    better = new[1][:, :1] < old[1]
+    point = torch.where(better.unsqueeze(-1), new[0][:, :1], old[0])
+    return (point, torch.where(better, new[1][:, :1], old[1])), better

@@ -44,12 +44,11 @@ class Diagnostics:
     def __repr__(self) -> str:
         optimal, undecided = self.optimality.optimal, int(self.optimality.undecided.sum())
         open_cases = f" ({undecided} undecided)" if undecided else ""
-        rate = f"rate {_median(self.rate):.2f}"
+        p, rate = self.path.p, f"rate {_median(self.rate):.2f}"
         if self.path.rule != "accelerated":  # the theorem does not cover that rule
-            rate += f" (Theorem 4: {theorem_rate(self.path.p):g}, often seen: "
-            rate += f"{observed_rate(self.path.p):g})"
+            rate += f" (Theorem 4: {theorem_rate(p):g}, often seen: {observed_rate(p):g})"
         return (
-            f"Diagnostics(p={self.path.p:g}, divergence {_median(self.divergence[-1]):.1e},"
+            f"Diagnostics(p={p:g}, divergence {_median(self.divergence[-1]):.1e},"
             f" norm {_median(self.norm[-1]):.3g}, mass {float(self.mass[-1].min()):.6f},"
             f" locally optimal {int(optimal.sum())} of {optimal.numel()}{open_cases},"
             f" {rate})"
@@ -81,16 +80,8 @@ def diagnose(path: Path, tol: float = 1e-9) -> Diagnostics:
     divergence = path.divergence_to(solution).where(solution.optimal, torch.nan)
     norm = PNorm(path.p).norm(path.W, (-2, -1))
     in_cone = divergence <= constants_at(problem, path.tokens, solution).mu_0  # NaN is not
-    return Diagnostics(
-        divergence=divergence,
-        norm=norm,
-        mass=selected_mass(path),
-        optimality=optimality,
-        rate=fitted_slope(norm, divergence),
-        growth=log_growth(path),
-        in_cone=in_cone,
-        path=path,
-    )
+    mass, rate, growth = selected_mass(path), fitted_slope(norm, divergence), log_growth(path)
+    return Diagnostics(divergence, norm, mass, optimality, rate, growth, in_cone, path)
 
 
 def selected_mass(path: Path) -> Tensor:
