@@ -25,7 +25,7 @@ from mirrorhead._checks import (
     is_number,
 )
 from mirrorhead.margin import attention_svm
-from mirrorhead.margin._solution import Status
+from mirrorhead.margin._problems import Status
 
 PS = (1.1, 1.25, 1.5, 1.75, 2.0, 3.0, 5.0, 10.0)
 #: How often exponents that are equally good may be called distinguishable.

@@ -21,7 +21,7 @@ from mirrorhead._checks import check_integer
 from mirrorhead.margin import MarginSolution, attention_svm
 from mirrorhead.margin._certificate import active_constraints
 from mirrorhead.margin._constraints import attention_constraints
-from mirrorhead.margin._solution import Status
+from mirrorhead.margin._problems import Status
 from mirrorhead.potentials import PNorm, check_p, dual_exponent, lp_norm
 
 FINEST = 1e-13  # the smallest gap that float64 certifies for most problems

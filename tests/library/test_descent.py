@@ -17,8 +17,7 @@ from torch import Tensor
 
 import mirrorhead as mh
 from mirrorhead import native
-from mirrorhead.paths import _compiled_loop, _progress, descent
-from mirrorhead.paths._progress import progress_bar
+from mirrorhead.paths import _compiled_loop, descent
 from mirrorhead.paths._update_rules import Normalized
 from mirrorhead.paths.diagnostics import fitted_slope, observed_rate, theorem_rate
 from mirrorhead.synthetic import example_2, random_problem, random_weights
@@ -384,11 +383,11 @@ def test_a_bar_shows_on_a_terminal_after_two_seconds(monkeypatch: pytest.MonkeyP
 
     screen = Terminal()
     monkeypatch.setattr("sys.stderr", screen)
-    with progress_bar("quick", 10) as tick:
+    with descent.progress_bar("quick", 10) as tick:
         tick(3)
     assert screen.getvalue() == ""
-    monkeypatch.setattr(_progress, "PATIENCE", 0.0)
-    with progress_bar("slow", 10) as tick:
+    monkeypatch.setattr(descent, "PATIENCE", 0.0)
+    with descent.progress_bar("slow", 10) as tick:
         tick(3)
     assert "slow" in screen.getvalue()
     assert "3/10" in screen.getvalue()

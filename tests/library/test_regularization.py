@@ -294,7 +294,7 @@ def test_an_optimum_met_late_is_carried_back_and_no_radius_is_worse_than_a_small
 
     radii = torch.tensor([1.0, 2.0, 4.0]).double().reshape(3, 1, 1)
     nowhere = torch.zeros(1, 1, dtype=torch.float64)
-    ends = follow_spheres(search, Directions(1, nowhere, 0), 3, radii, torch.ones(1, 1).double())
+    ends = follow_spheres(search, Directions(nowhere, 0), 3, radii, torch.ones(1, 1).double())
     assert ends.points.flatten().tolist() == [9.0, 9.0, 9.0]
     assert ends.all_values[:, 0].flatten().tolist() == [-2.0, -4.0, -4.0]
     assert ends.reach.flatten().tolist() == [1.0, 2.0, 2.0]

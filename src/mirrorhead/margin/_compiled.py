@@ -1,9 +1,7 @@
 """The interior point method in C, for problems whose systems are small enough to factor.
 
 native/margin.c holds all steps of one problem; torch calls would take most of a small problem's
-time. It takes BLAS and LAPACK from scipy, at the addresses that scipy gives to Cython. Where the
-C library is missing, or a problem is large or on a GPU, `_interior_point.py` takes the same steps
-in torch.
+time. It takes BLAS and LAPACK from scipy, at the addresses that scipy gives to Cython.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from torch import Tensor
 from mirrorhead import native
 from mirrorhead.margin._constraints import ConstraintMatrix
 from mirrorhead.margin._linear_systems import DENSE_LIMIT, system_kind
-from mirrorhead.margin._newton_step import Schedule
+from mirrorhead.margin._newton_step import Schedule, Start
 
 AT_ONCE = 64  # problems in one call
 
@@ -56,13 +54,8 @@ def can_solve(A: ConstraintMatrix, schedule: Schedule) -> bool:
 
 
 def solve(
-    A: ConstraintMatrix,
-    b: Tensor,
-    p: float,
-    tol: float,
-    rule: Rule,
-    start: tuple[Tensor, Tensor] | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    A: ConstraintMatrix, b: Tensor, p: float, tol: float, rule: Rule, start: Start
+) -> tuple[Tensor, ...]:
     """Solve the problems of a batch one after the other.
 
     Returns w (B, N), lam (B, m), gap (B,), verdict (B,), of values of `Verdict`, and iterations
@@ -91,15 +84,10 @@ def solve(
 def _solver() -> Callable[..., int] | None:
     pointer, size, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
     use_lapack = native.function("use_lapack", [pointer] * 3)
-    solve_margins = native.function(
-        "solve_margins",
-        [*[pointer] * 8, *[size] * 5, number, number, ctypes.c_int, ctypes.POINTER(Rule)],
-    )
-    routines = [
-        _address("scipy.linalg.cython_blas", "dgemm"),
-        _address("scipy.linalg.cython_lapack", "dpotrf"),
-        _address("scipy.linalg.cython_lapack", "dpotrs"),
-    ]
+    types = [*[pointer] * 8, *[size] * 5, number, number, ctypes.c_int, ctypes.POINTER(Rule)]
+    solve_margins = native.function("solve_margins", types)
+    lapack = [_address("cython_lapack", name) for name in ("dpotrf", "dpotrs")]
+    routines = [_address("cython_blas", "dgemm"), *lapack]
     if use_lapack is None or None in routines:
         return None
     use_lapack(*routines)
@@ -114,7 +102,7 @@ def _blas() -> ThreadpoolController:
 
 def _address(module: str, name: str) -> int | None:
     """Where a routine of scipy is; None if its integers are not of 32 bits, like the kernel's."""
-    capsule = importlib.import_module(module).__pyx_capi__[name]
+    capsule = importlib.import_module(f"scipy.linalg.{module}").__pyx_capi__[name]
     name_of = ctypes.pythonapi.PyCapsule_GetName
     name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.py_object]
     pointer_of = ctypes.pythonapi.PyCapsule_GetPointer

@@ -56,24 +56,30 @@ def attention_constraints(
 ) -> Constraints:
     """(x_i,sel - x_it)' W z_i >= 1 for every token t of sample i other than the selected one.
 
-    X: (..., n, T, d); z: (..., n, c), mostly c = d; tokens: (..., n) integers; mask:
-    (..., n, T) bool, False on padding.
+    The shapes are those of `attention_svm`, except that z is (..., n, c), mostly c = d.
     """
     X, z = _floating("X", X, 3), _floating("z", z, 2)
     *lead, n, T, d = X.shape
+    c = z.shape[-1]
     if z.shape[:-1] != X.shape[:-2]:
         raise ValueError(
             f"z must have shape (..., n, d) with the leading dimensions of X, "
             f"{(*X.shape[:-2], d)}; got {tuple(z.shape)}"
         )
-    if min(n, T, d, z.shape[-1]) == 0:
+    if min(n, T, d, c) == 0:
         raise ValueError(
             f"X and z must have at least one sample, token and feature; got X of shape "
             f"{tuple(X.shape)} and z of shape {tuple(z.shape)}"
         )
-    tokens = _tokens(tokens, X)
+    tokens = torch.as_tensor(tokens, device=X.device)
+    if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
+        raise TypeError(f"tokens must be integers, got {tokens.dtype}")
+    _check_shape("tokens", tokens, X.shape[:-2], "X")
+    if tokens.numel() and not bool(((tokens >= 0) & (tokens < T)).all()):
+        given = f"{tokens.min()} to {tokens.max()}"
+        raise ValueError(f"tokens must lie in 0..{T - 1}, got values from {given}")
     B = X[..., 0, 0, 0].numel()
-    X, z, tokens = X.reshape(B, n, T, d), z.reshape(B, n, z.shape[-1]), tokens.reshape(B, n)
+    X, z, tokens = X.reshape(B, n, T, d), z.reshape(B, n, c), tokens.long().reshape(B, n)
     R = max(T - 1, 1)  # a lone token gets one row of padding
     other = torch.arange(R, device=X.device).expand(B, n, R)
     # All tokens but the selected one.
@@ -96,7 +102,7 @@ def attention_constraints(
     _check_range("(x_sel - x_t) z' of X and z", A)
     rows = torch.arange(n, device=X.device).view(n, 1) * T
     live, position = live.reshape(B, n * R), (other + rows).reshape(B, n * R)
-    return Constraints(A, live, position, tuple(lead), (n, T), (d, z.shape[-1]))
+    return Constraints(A, live, position, tuple(lead), (n, T), (d, c))
 
 
 def svm_constraints(features: Tensor, labels: Tensor) -> Constraints:
@@ -145,19 +151,6 @@ def _floating(name: str, x: Tensor, dims: int) -> Tensor:
     if not bool(x.isfinite().all()):
         raise ValueError(f"{name} must be finite, got NaN or infinity")
     return x.detach().to(torch.float64)
-
-
-def _tokens(tokens: Tensor, X: Tensor) -> Tensor:
-    tokens = torch.as_tensor(tokens, device=X.device)
-    if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
-        raise TypeError(f"tokens must be integers, got {tokens.dtype}")
-    _check_shape("tokens", tokens, X.shape[:-2], "X")
-    T = X.shape[-2]
-    if tokens.numel() and not bool(((tokens >= 0) & (tokens < T)).all()):
-        raise ValueError(
-            f"tokens must lie in 0..{T - 1}, got values from {tokens.min()} to {tokens.max()}"
-        )
-    return tokens.long()
 
 
 def _check_shape(name: str, x: Tensor, shape: tuple[int, ...], data: str) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,7 +28,9 @@ from mirrorhead.margin._linear_systems import (
 )
 from mirrorhead.margin._newton_step import (
     Iterate,
+    Rows,
     Schedule,
+    Start,
     newton_step,
     normalised,
     starting_point,
@@ -42,11 +44,8 @@ DROP_BELOW, DROP_RATIO, MOST_KEPT = 0.3, 5.0, 0.7
 # With fewer rows than this, neither float32 nor dropping rows saves time.
 SHORTCUT_ROWS = 100
 
-Start = tuple[Tensor, Tensor] | None  # w and lam of a similar problem
 
-
-@dataclass(frozen=True, eq=False)
-class SolverResult:
+class SolverResult(NamedTuple):
     """Where a method ended."""
 
     w: Tensor  # (B, N), ||w||_p = 1
@@ -158,7 +157,7 @@ class _Solver:
         every = rows
         shortcuts = schedule.shortcuts and rows.A.rows >= SHORTCUT_ROWS
         system = make_system(rows.A, schedule.dense_limit, p, shortcuts)
-        x = starting_point(rows.A, rows.b, p, schedule, start)
+        x = starting_point(rows, p, schedule, start)
         for iteration in range(schedule.iterations + 1):
             gap = rows.gap(x)
             last = iteration == schedule.iterations
@@ -174,7 +173,7 @@ class _Solver:
                 ended = infeasible | lost | solved | last
                 if bool(ended.any()):
                     if rows is not every:  # the dropped rows have to hold as well
-                        gap = x.gap(rows.pairing(x), every.margin(every.A.apply(x.w)))
+                        gap = rows.gap(x, every.margin(every.A.apply(x.w)))
                         solved &= (gap <= tol).squeeze(-1)
                     result.iterations[index[ended]] += iteration
                     result.inner[index[ended]] += system.steps
@@ -199,37 +198,8 @@ class _Solver:
                 if kept is not None:
                     x, rows = _drop_rows(x, rows, kept, p)
                     system = system.keep_rows(rows.A)
-            x = newton_step(x, rows.A, rows.b, system, p, schedule, gap)
+            x = newton_step(x, rows, system, p, schedule, gap)
         return unsolved
-
-
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """The constraints A w >= b of a run: all of a problem's, or those that were not dropped."""
-
-    A: ConstraintMatrix
-    b: Tensor  # (B, m)
-    place: Tensor  # (B, m), the index of each row among all of the problem's
-
-    @cached_property
-    def _quotient(self) -> tuple[Tensor, Tensor]:
-        """inf on padding, else 0; and 1 / b: what makes (A w)_k / b_k of A w."""
-        return torch.zeros_like(self.b).masked_fill_(self.b < 0, math.inf), 1 / self.b
-
-    def take(self, keep: Tensor) -> Rows:
-        return Rows(self.A.take(keep), self.b[keep], self.place[keep])
-
-    def margin(self, aw: Tensor) -> Tensor:
-        """The smallest (A w)_k / b_k, (B, 1)."""
-        padding, inverse = self._quotient
-        return torch.addcmul(padding, aw, inverse).amin(-1, keepdim=True)
-
-    def gap(self, x: Iterate) -> Tensor:
-        """The gap of x at its current exponent, (B, 1)."""
-        return x.gap(self.pairing(x), self.margin(x.aw))
-
-    def pairing(self, x: Iterate) -> Tensor:
-        return (self.b * x.lam).sum(-1, keepdim=True)
 
 
 def _rows_that_matter(x: Iterate, gram: Tensor, A: ConstraintMatrix, p: float) -> Tensor | None:

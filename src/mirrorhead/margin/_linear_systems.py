@@ -6,7 +6,8 @@ import math
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Literal
 
@@ -50,17 +51,14 @@ def problems_at_once(A: ConstraintMatrix, limit: int) -> int:
     return max(1, BUDGET // each)
 
 
-def make_system(
-    A: ConstraintMatrix, limit: int, p: float, allow_float32: bool
-) -> RowSystem | ColumnSystem | IterativeSystem:
+def make_system(A: ConstraintMatrix, limit: int, p: float, allow_float32: bool) -> System:
     """Choose a system; `allow_float32` permits float32 where the requested accuracy allows it."""
     kind = system_kind(A, limit)
     if kind == "iterative":
         return IterativeSystem(A, grows=p > 2)
-    return RowSystem.of(A, p == 2, allow_float32) if kind == "rows" else ColumnSystem(A)
+    return RowSystem(A, p == 2, allow_float32) if kind == "rows" else ColumnSystem(A)
 
 
-@dataclass
 class RowSystem:
     """K itself, m x m, by Cholesky.
 
@@ -69,25 +67,15 @@ class RowSystem:
     only e changes, and K keeps the rest.
     """
 
-    A: ConstraintMatrix
-    constant: bool  # h never changes
-    space: list[Tensor]  # the flat memory of the next three
-    scaled: Tensor  # (B, rows of blocks at a time, n, R, a)
-    K: Tensor  # (B, m, m), of which the lower triangle counts
-    L: Tensor  # (B, m, m), its Cholesky factor
-    gram: Tensor  # (B, m), the diagonal of A diag(h) A' in the last factor
-    pairs: Tensor  # (B, n, n, c): right_i o right_j
-    float32: RowSystem | None  # the same system in float32, while that is accurate enough
-    filled: bool = False  # K holds A diag(h) A' but for its diagonal, once and for all
-    steps: int = 0
+    steps = 0
 
-    @staticmethod
-    def of(
+    def __init__(
+        self,
         A: ConstraintMatrix,
         constant: bool = False,
         allow_float32: bool = False,
         space: list[Tensor] | None = None,
-    ) -> RowSystem:
+    ) -> None:
         B, n, R, a = A.left.shape
         lines = n if B > 1 else min(n, max(1, 8 * BUDGET // (n * R * a)))
         if space is not None:
@@ -95,25 +83,28 @@ class RowSystem:
         shapes = [(B, lines, n, R, a), (B, n * R, n * R), (B, n * R, n * R)]
         space = space or [A.left.new_empty(math.prod(shape)) for shape in shapes]
         views = zip(space, shapes, strict=True)
-        scaled, K, L = (flat[: math.prod(shape)].view(shape) for flat, shape in views)
-        float32 = None
+        # K, of which the lower triangle counts, its Cholesky factor L, and `lines` rows of blocks.
+        self.scaled, self.K, L = (flat[: math.prod(shape)].view(shape) for flat, shape in views)
+        self.A, self.L, self.space = A, L.mT, space
+        self.constant = constant  # h never changes
+        self.filled = False  # K holds A diag(h) A' but for its diagonal, once and for all
+        self.gram = L.new_empty(B, n * R)  # the diagonal of A diag(h) A' in the last factor
+        self.pairs = A.right[:, :, None] * A.right[:, None]  # (B, n, n, c): right_i o right_j
+        self.float32 = None  # the same system in float32, while that is accurate enough
         if allow_float32:
             single = ConstraintMatrix(A.left.float(), A.right.float())
-            float32 = RowSystem.of(single, constant, space=[x.view(torch.float32) for x in space])
-        pairs = A.right[:, :, None] * A.right[:, None]
-        return RowSystem(A, constant, space, scaled, K, L.mT, K.new_empty(B, n * R), pairs, float32)
+            self.float32 = RowSystem(single, constant, space=[x.view(torch.float32) for x in space])
 
     def keep_rows(self, A: ConstraintMatrix) -> RowSystem:
         """The system of A, which has fewer rows, in the same memory."""
-        return RowSystem.of(A, self.constant, self.float32 is not None, self.space)
+        return RowSystem(A, self.constant, self.float32 is not None, self.space)
 
     def take(self, keep: Tensor) -> RowSystem:
-        B = len(keep)
-        K = self.K[keep] if self.filled else self.K[:B]
-        float32 = None if self.float32 is None else self.float32.take(keep)
-        taken = replace(self, A=self.A.take(keep), K=K, float32=float32)
-        taken.gram, taken.pairs = self.gram[keep], self.pairs[keep]
+        taken, B = copy(self), len(keep)
+        taken.A, taken.gram, taken.pairs = self.A.take(keep), self.gram[keep], self.pairs[keep]
         taken.scaled, taken.L = self.scaled[:B], self.L[:B]
+        taken.K = self.K[keep] if self.filled else self.K[:B]
+        taken.float32 = None if self.float32 is None else self.float32.take(keep)
         return taken
 
     def factor(self, h: Tensor, e: Tensor, tol: float) -> Solver:
@@ -284,6 +275,9 @@ class IterativeSystem:
             return solve_blocks(flat.view(B, n, R, 1), True).view(B, -1)
 
         return precondition
+
+
+System = RowSystem | ColumnSystem | IterativeSystem
 
 
 @cache

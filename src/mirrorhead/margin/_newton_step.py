@@ -5,15 +5,19 @@ Vectors are (B, N) or (B, m), scalars (B, 1). native/margin.c takes the same ste
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mirrorhead.margin._constraints import ConstraintMatrix
-from mirrorhead.margin._linear_systems import ColumnSystem, IterativeSystem, RowSystem
+from mirrorhead.margin._linear_systems import System
 
+Start = tuple[Tensor, Tensor] | None  # w and lam of a similar problem
 # Entries below this count as zero: the logarithm stays finite, and every power of them is 0.
 _TINY = 1e-290
 
@@ -30,8 +34,7 @@ class Schedule:
     shortcuts: bool = False  # use float32 and fewer rows where that seems to be enough
 
 
-@dataclass(frozen=True, eq=False)
-class Iterate:
+class Iterate(NamedTuple):
     """A point, normalised to ||w||_p = 1 and <w, s> = 1, with s = A' lam and aw = A w."""
 
     w: Tensor  # (B, N)
@@ -45,24 +48,42 @@ class Iterate:
     log_dual_norm: Tensor  # (B, 1), log ||s||_q, which is >= 0
 
     def take(self, keep: Tensor) -> Iterate:
-        return Iterate(*(getattr(self, field.name)[keep] for field in fields(self)))
+        return Iterate(*(x[keep] for x in self))
 
-    def gap(self, pairing: Tensor, margin: Tensor) -> Tensor:
-        """The relative gap, from pairing = <b, lam> and the margin of w, (B, 1) each.
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The constraints A w >= b of a run: all of a problem's, or those that were not dropped."""
+
+    A: ConstraintMatrix
+    b: Tensor  # (B, m)
+    place: Tensor  # (B, m), the index of each row among all of the problem's
+
+    @cached_property
+    def _quotient(self) -> tuple[Tensor, Tensor]:
+        """inf on padding, else 0; and 1 / b: what makes (A w)_k / b_k of A w."""
+        return torch.zeros_like(self.b).masked_fill_(self.b < 0, math.inf), 1 / self.b
+
+    def take(self, keep: Tensor) -> Rows:
+        return Rows(self.A.take(keep), self.b[keep], self.place[keep])
+
+    def margin(self, aw: Tensor) -> Tensor:
+        """The smallest (A w)_k / b_k, (B, 1)."""
+        padding, inverse = self._quotient
+        return torch.addcmul(padding, aw, inverse).amin(-1, keepdim=True)
+
+    def gap(self, x: Iterate, margin: Tensor | None = None) -> Tensor:
+        """The relative gap of x at its exponent, (B, 1); with another margin than of these rows.
 
         ||s||_q / <b, lam> bounds the margin of every w of norm 1.
         """
-        return torch.expm1(self.log_dual_norm - torch.log(pairing * margin.clamp_min(0)))
+        margin = self.margin(x.aw) if margin is None else margin
+        return torch.expm1(x.log_dual_norm - torch.log(_dot(self.b, x.lam) * margin.clamp_min(0)))
 
 
-def starting_point(
-    A: ConstraintMatrix,
-    b: Tensor,
-    p: float,
-    schedule: Schedule,
-    start: tuple[Tensor, Tensor] | None,
-) -> Iterate:
+def starting_point(rows: Rows, p: float, schedule: Schedule, start: Start) -> Iterate:
     """Return a centred point: from the data alone at an exponent near 2, or near a solution."""
+    A, b = rows.A, rows.b
     share = b.clamp_min(0) / b.clamp_min(0).square().sum(-1, keepdim=True)
     share = share.where(b > 0, 0.01 / b.shape[-1])  # padding starts near its final value, 0
     if start is None:
@@ -80,19 +101,14 @@ def starting_point(
     x = normalised(w, aw, aw, s, lam, exponent, p)
     beta = (1 - slack) / _dot(b, x.lam)
     least = 0.1 * slack / (b.shape[-1] * x.lam)
-    return replace(x, u=torch.maximum(x.aw - beta * b, least))
+    return x._replace(u=torch.maximum(x.aw - beta * b, least))
 
 
 def newton_step(
-    x: Iterate,
-    A: ConstraintMatrix,
-    b: Tensor,
-    system: RowSystem | ColumnSystem | IterativeSystem,
-    p: float,
-    schedule: Schedule,
-    gap: Tensor,
+    x: Iterate, rows: Rows, system: System, p: float, schedule: Schedule, gap: Tensor
 ) -> Iterate:
     """Move the exponents that may move, then take one predictor-corrector step."""
+    A, b = rows.A, rows.b
     moving = x.p != p
     any_moves = bool(moving.any())
     if any_moves:
@@ -176,17 +192,10 @@ def normalised(
     pairing = _dot(w, s)
     pairing = torch.where(pairing > 0, pairing, 1.0)  # s = 0: lam is a Farkas certificate
     log_pairing = torch.log(pairing)
-    return Iterate(
-        w=w,
-        aw=aw * shrink,
-        u=u * shrink,
-        s=s / pairing,
-        lam=lam / pairing,
-        p=exponent,
-        log_w=log_w if p == 2 else log_w - size,
-        log_s=log_s if p == 2 else log_s - log_pairing,
-        log_dual_norm=dual_size - log_pairing,
-    )
+    if p != 2:
+        log_w, log_s = log_w - size, log_s - log_pairing
+    primal, dual = (w, aw * shrink, u * shrink), (s / pairing, lam / pairing)
+    return Iterate(*primal, *dual, exponent, log_w, log_s, dual_size - log_pairing)
 
 
 def _linearised_mirror_map(x: Iterate, gap: Tensor, goal: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -244,17 +253,8 @@ def _at_exponent(x: Iterate, p: Tensor) -> Iterate:
     size = _log_norm(x.log_w, p)
     grow = torch.exp(size)
     log_s = x.log_s + size
-    return Iterate(
-        w=x.w / grow,
-        aw=x.aw / grow,
-        u=x.u / grow,
-        s=x.s * grow,
-        lam=x.lam * grow,
-        p=p,
-        log_w=x.log_w - size,
-        log_s=log_s,
-        log_dual_norm=_log_norm(log_s, p / (p - 1)),
-    )
+    primal, dual = (x.w / grow, x.aw / grow, x.u / grow), (x.s * grow, x.lam * grow)
+    return Iterate(*primal, *dual, p, x.log_w - size, log_s, _log_norm(log_s, p / (p - 1)))
 
 
 def _inverse_mirror(s: Tensor, p: Tensor) -> Tensor:

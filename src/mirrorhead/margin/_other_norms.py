@@ -66,9 +66,9 @@ def _smallest_sum(matrix: np.ndarray) -> Found:
 def _largest_margin(matrix: np.ndarray, scale: float) -> Found:
     """min ||w||_inf subject to A w >= 1, as the largest g with B A s >= g in the box |s| <= 1.
 
-    The solution is w = B s / g. The simplex method knows boxes; rows -t <= w <= t would be 2 N
-    more constraints: that takes five times as long and more. HiGHS's tolerances are absolute; B is
-    the largest entry of the solution for p = 2, so g is at least 1 and at most about sqrt(N).
+    The solution is w = B s / g. Rows -t <= w <= t instead of the box would take five times as long.
+    HiGHS's tolerances are absolute; B is the largest entry of the solution for p = 2, so g is at
+    least 1 and at most about sqrt(N).
     """
     m, N = matrix.shape
     cost, rows = np.append(np.zeros(N), -1.0), np.hstack([-scale * matrix, np.ones((m, 1))])

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mirrorhead._checks import as_tensor
-from mirrorhead.paths._lbfgs import Minimum, minimize
+from mirrorhead.paths._lbfgs import minimize
 from mirrorhead.potentials import lp_norm, signed_power
 from mirrorhead.problem import AttentionProblem
 
@@ -65,8 +65,7 @@ class Balls:
         self, function: Function, directions: Tensor, radius: Tensor, tol: float
     ) -> Found:
         """Local minima on the spheres, as directions."""
-        found = self._minimize(function, self.units(directions), radius, tol, slack=0)
-        return self.units(found.x).reshape(directions.shape), found.value
+        return self._minimize(function, self.units(directions), radius, tol, slack=0)
 
     def minima_inside(
         self, function: Function, points: Tensor, radius: Tensor, tol: float
@@ -81,30 +80,32 @@ class Balls:
             x = x / r.unsqueeze(1)
             room = 1 - lp_norm(x, self.p, -1, keepdim=True) ** self.p
             lifted += [x, room.clamp_min(0) ** (1 / self.p)]
-        found = self._minimize(function, torch.cat(lifted, -1), radius, tol, slack=1)
-        parts = found.x.split([size + 1 for size in self.sizes], -1)
-        units = torch.cat([on_sphere(x, self.p)[0][:, :-1] for x in parts], -1)
-        return self.scale(units.reshape(points.shape), radius.unsqueeze(1)), found.value
+        units, values = self._minimize(function, torch.cat(lifted, -1), radius, tol, slack=1)
+        return self.scale(units, radius.unsqueeze(1)), values
 
     def _minimize(
         self, function: Function, x: Tensor, radius: Tensor, tol: float, slack: int
-    ) -> Minimum:
+    ) -> Found:
         """Minimise over x (trials, starts, ...), whose parts have `slack` coordinates more."""
         trials, starts, _ = x.shape
         R = radius.repeat_interleave(starts, 0)
-        sizes = [size + slack for size in self.sizes]
+
+        def units_and_maps(x: Tensor) -> tuple[Tensor, list[Callable[[Tensor], Tensor]]]:
+            parts = x.split([size + slack for size in self.sizes], -1)
+            units, maps = zip(*(on_sphere(part, self.p) for part in parts), strict=True)
+            cut = [unit[:, :size] for unit, size in zip(units, self.sizes, strict=True)]
+            return torch.cat(cut, -1), list(maps)
 
         def objective(x: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
-            maps = [on_sphere(part, self.p) for part in x.split(sizes, -1)]
-            parts = zip(maps, self.sizes, strict=True)
-            units = torch.cat([unit[:, :size] for (unit, _), size in parts], -1)
+            units, maps = units_and_maps(x)
             value, gradient = function(self.scale(units, R[which]), which)
             slopes = self.scale(gradient, R[which]).split(self.sizes, -1)
-            pulled = zip(maps, slopes, strict=True)
-            return value, torch.cat([back(pad(g, (0, slack))) for (_, back), g in pulled], -1)
+            pulled = [back(pad(g, (0, slack))) for back, g in zip(maps, slopes, strict=True)]
+            return value, torch.cat(pulled, -1)
 
         found = minimize(objective, x.flatten(0, 1), tol)
-        return found._replace(value=found.value.reshape(trials, starts))
+        units, _ = units_and_maps(found.x)
+        return units.reshape(trials, starts, -1), found.value.reshape(trials, starts)
 
 
 class SphereMinima(NamedTuple):
@@ -214,13 +215,14 @@ class Directions:
     They are the same for all trials, so that the result of a trial does not depend on the others.
     """
 
-    def __init__(self, size: int, first: Tensor, seed: int) -> None:
+    def __init__(self, first: Tensor, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
-        self.size, self.first, self.fresh = size, first, True
+        self.first, self.fresh = first, True
 
     def __call__(self, count: int) -> Tensor:
-        draws = torch.randn(count, self.size, dtype=torch.float64, generator=self.generator)
-        draws = draws.to(self.first.device).repeat(len(self.first), 1, 1)
+        trials, size = self.first.shape
+        draws = torch.randn(count, size, dtype=torch.float64, generator=self.generator)
+        draws = draws.to(self.first.device).repeat(trials, 1, 1)
         if self.fresh:
             known = (self.first != 0).any(-1, keepdim=True)
             draws[:, 0] = torch.where(known, self.first, draws[:, 0])

@@ -73,7 +73,7 @@ class _History:
         self.pairs: list[tuple[Tensor, Tensor, Tensor]] = []
         # Before anything is known, the first step is a tenth of ||x|| long.
         self.first = 0.1 * x.norm(dim=-1)
-        self.scale: Tensor | None = None
+        self.scale = torch.zeros_like(self.first)  # 0: not known
 
     def direction(self, g: Tensor) -> Tensor:
         d = g.clone()
@@ -82,9 +82,7 @@ class _History:
             alpha = rho * torch.linalg.vecdot(s, d).unsqueeze(-1)
             d = d - alpha * y
             alphas.append(alpha)
-        scale = self.first / g.norm(dim=-1)
-        if self.scale is not None:
-            scale = torch.where(self.scale > 0, self.scale, scale)
+        scale = torch.where(self.scale > 0, self.scale, self.first / g.norm(dim=-1))
         d = d * scale.unsqueeze(-1)
         for (s, y, rho), alpha in zip(self.pairs, reversed(alphas), strict=True):
             d = d + s * (alpha - rho * torch.linalg.vecdot(y, d).unsqueeze(-1))
@@ -94,14 +92,12 @@ class _History:
         sy, yy = torch.linalg.vecdot(s, y), torch.linalg.vecdot(y, y)
         bent = sy > 1e-12 * yy.sqrt() * s.norm(dim=-1)
         rho = torch.where(bent, 1 / sy, 0.0).unsqueeze(-1)
-        scale = torch.where(bent, sy / yy, 0.0 if self.scale is None else self.scale)
-        self.scale = scale
+        self.scale = torch.where(bent, sy / yy, self.scale)
         self.pairs = [*self.pairs, (s, y, rho)][-MEMORY:]
 
     def keep(self, which: Tensor) -> None:
         self.pairs = [(s[which], y[which], rho[which]) for s, y, rho in self.pairs]
-        self.first = self.first[which]
-        self.scale = None if self.scale is None else self.scale[which]
+        self.first, self.scale = self.first[which], self.scale[which]
 
 
 def _flat(x: Tensor, value: Tensor, gradient: Tensor, tol: float) -> Tensor:
@@ -114,8 +110,7 @@ def _wolfe(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Step lengths that satisfy the weak Wolfe conditions; 0 where none is found."""
     length = torch.ones_like(f)
-    low, high = torch.zeros_like(f), torch.full_like(f, torch.inf)
-    best = torch.zeros_like(f)
+    low, high, best = torch.zeros_like(f), torch.full_like(f, torch.inf), torch.zeros_like(f)
     best_f, best_g = f.clone(), torch.zeros_like(x)
     todo = torch.arange(len(f), device=f.device)
     for _ in range(25):

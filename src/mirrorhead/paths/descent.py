@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import index
 from pathlib import Path as File
-from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -18,7 +19,6 @@ from mirrorhead._checks import as_floats, check_integer, check_positive, is_numb
 from mirrorhead.margin import MarginSolution
 from mirrorhead.paths._checkpoint import Progress, fingerprint, load_checkpoint, save_checkpoint
 from mirrorhead.paths._compiled_loop import normalized_loop
-from mirrorhead.paths._progress import progress_bar
 from mirrorhead.paths._update_rules import Accelerated, Constant, Normalized, State
 from mirrorhead.paths.step_size import warn_if_too_large
 from mirrorhead.potentials import PNorm, check_p, dual_exponent
@@ -26,6 +26,7 @@ from mirrorhead.problem import AttentionProblem, Gradient, check_problem
 
 RULES = ("constant", "normalized", "accelerated")
 STEPS_PER_CALL = 250  # the clock is read, and Ctrl-C noticed, after each call
+PATIENCE, INTERVAL = 2.0, 0.1  # seconds before the progress line is shown, and between updates
 
 Init = Tensor | tuple[Tensor, Tensor] | list[Tensor] | None  # W, or (K, Q), or zero
 Rule = Constant | Accelerated
@@ -224,6 +225,34 @@ def direction_divergence(p: float, target: Tensor, path: Tensor, dims: int) -> T
     return PNorm(p).direction_divergence(*safe, along).where(defined, torch.nan)
 
 
+@contextmanager
+def progress_bar(title: str, total: int, show: bool = True) -> Iterator[Callable[[int], None]]:
+    """Yield a function to call with the number of steps done; it writes to a terminal only."""
+    if not (show and sys.stderr.isatty()):
+        yield lambda done: None
+        return
+    begin = time.monotonic()
+    due, width = begin + PATIENCE, 0
+
+    def tick(done: int) -> None:
+        nonlocal due, width
+        now = time.monotonic()
+        if now < due:
+            return
+        left = (now - begin) * (total - done) / max(done, 1)
+        line = f"{title}: {done}/{total}, {left:.0f} s left"
+        sys.stderr.write("\r" + line.ljust(width))
+        sys.stderr.flush()
+        due, width = now + INTERVAL, len(line)
+
+    try:
+        yield tick
+    finally:
+        if width:
+            sys.stderr.write("\r" + " " * width + "\r")
+            sys.stderr.flush()
+
+
 def _stepper(
     problem: AttentionProblem, p: float, lr: float, rules: dict[str, Rule]
 ) -> Callable[[States, int], States]:
@@ -247,8 +276,8 @@ def _parameters(
 ) -> dict[str, tuple[Tensor, int]]:
     """What is trained, by name: the start, and how many of its dimensions are not trials."""
     shape, dims = problem.weight_shape, problem.weight_dims
-    parameters: dict[str, tuple[Tensor, int]] = {}
-    if isinstance(init, tuple) or _is_list_of_tensors(init):
+    # A list of tensors is a pair [K, Q], a list of lists of numbers is W.
+    if isinstance(init, tuple) or (isinstance(init, list) and init and isinstance(init[0], Tensor)):
         if len(init) != 2:
             raise ValueError(f"init must be W or a pair (K, Q), got {len(init)} entries")
         K, Q = (as_floats(f"init[{k}]", init[k], problem.X) for k in range(2))
@@ -261,23 +290,17 @@ def _parameters(
                 )
         if not bool(torch.cat([K, Q], -1).flatten(-dims).any(-1).all()):
             raise ValueError("init must not be a pair of zeros in any trial: that is a saddle")
-        parameters |= {"K": (K, dims), "Q": (Q, dims)}
+        parameters = {"K": (K, dims), "Q": (Q, dims)}
     else:
-        W = torch.zeros(shape, dtype=torch.float64, device=problem.X.device)
-        W = W if init is None else as_floats("init", init, problem.X)
+        W = problem.X.new_zeros(shape) if init is None else as_floats("init", init, problem.X)
         if W.shape != shape:
             raise ValueError(
                 f"init must have shape {shape}, or be a pair (K, Q); got shape {tuple(W.shape)}"
             )
-        parameters["W"] = (W, dims)
+        parameters = {"W": (W, dims)}
     if joint:
         parameters["v"] = (problem.v, problem.head_dims)
     return parameters
-
-
-def _is_list_of_tensors(init: object) -> TypeGuard[list[Tensor]]:
-    """Whether init is a pair [K, Q] given as a list; a list of lists of numbers is W."""
-    return isinstance(init, list) and len(init) > 0 and isinstance(init[0], Tensor)
 
 
 def _rule(rule: str, problem: AttentionProblem, p: float, lr: float) -> Rule:

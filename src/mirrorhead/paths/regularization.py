@@ -3,14 +3,10 @@ r"""Regularization paths: the best weights of each norm, as the norm grows (Theo
     lp-AttRP:    W(R)         = argmin L(W)      subject to  ||W||_p <= R
     lp-JointRP:  (v(r), W(R)) = argmin L(v, W)   subject to  ||W||_p <= R,  ||v||_p <= r
 
-L-BFGS minimises log(L - L*) (see `_excess_loss.py`) over M with W = R M / ||M||_p, that is on the
-sphere. Where no W selects the best tokens of all samples the minimum can lie inside the ball, so
-a second search looks there (`_continuation.py`).
-
-There are many local minima: nearly every set of tokens has one. At small radii they merge, and at
-large radii a cold start stays on its plateau. So several searches are continued from radius to
-radius, with intermediate radii. Of searches that have met, all but one are replaced by random
-directions.
+L-BFGS minimises log(L - L*) (`_excess_loss.py`) on the sphere, then inside the ball. There are
+many local minima: nearly every set of tokens has one. At small radii they merge, and at large
+radii a cold start stays on its plateau. So several searches are continued from radius to radius
+(`_continuation.py`).
 """
 
 from __future__ import annotations
@@ -172,9 +168,9 @@ def regularization_path(
     gradient = flat.gradient(flat.X.new_zeros(len(flat.X), d, d))
     downhill = -PNorm(p).inverse(gradient.normalized(dual_exponent(p)).flatten(1))
     each = radii.reshape(len(radii), -1, 1)  # (radii, trials, 1)
-    soft = soft_radius(flat, p).unsqueeze(-1)
-    ends = follow_spheres(search, Directions(d * d, downhill, seed), starts, each, soft)
-    first = Directions(d * d, downhill, seed)(starts)
+    soft = _soft_radii(flat, p)[:, :1]
+    ends = follow_spheres(search, Directions(downhill, seed), starts, each, soft)
+    first = Directions(downhill, seed)(starts)
     W, values = search_inside(ends, excess_of, balls, first, each, soft)
     return _path(problem, p, radii, W, values)
 
@@ -218,7 +214,7 @@ def joint_regularization_path(
     d = flat.X.shape[-1]
     balls = Balls(p, (d * d, d))
     both = torch.stack([radii, head_radii], -1).reshape(len(radii), -1, 2)  # (radii, trials, 2)
-    soft = torch.stack([soft_radius(flat, p), _soft_head_radius(flat, p)], -1)
+    soft = _soft_radii(flat, p)
 
     def log_loss_of(count: int) -> Function:
         def function(x: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
@@ -233,8 +229,8 @@ def joint_regularization_path(
         return _joint_minima(flat, function, balls, points, radius, tol)
 
     anywhere = flat.X.new_zeros(len(flat.X), d * d + d)
-    ends = follow_spheres(search, Directions(d * d + d, anywhere, seed), starts, both, soft)
-    first = Directions(d * d + d, anywhere, seed)(starts)
+    ends = follow_spheres(search, Directions(anywhere, seed), starts, both, soft)
+    first = Directions(anywhere, seed)(starts)
     points, values = search_inside(ends, log_loss_of, balls, first, both, soft)
     W, v = points.split(balls.sizes, -1)
     found = _path(problem, p, radii, W, values)
@@ -246,27 +242,19 @@ def _path(
 ) -> RegularizationPath:
     """The result of W (radii, trials, d d) with the values (radii, starts, trials)."""
     W = W.reshape(len(radii), *problem.weight_shape)
-    return RegularizationPath(
-        p=p,
-        radii=radii,
-        W=W,
-        log_excess=values[:, 0].reshape(radii.shape),
-        norms=lp_norm(W, p, (-2, -1)),
-        tokens=torch.stack([problem.select(w) for w in W]),
-        all_log_excess=values.reshape(*values.shape[:2], *problem.trials),
-    )
+    tokens = torch.stack([problem.select(w) for w in W])
+    values = values.reshape(*values.shape[:2], *problem.trials)
+    return RegularizationPath(p, radii, W, values[:, 0], lp_norm(W, p, (-2, -1)), tokens, values)
 
 
-def soft_radius(flat: AttentionProblem, p: float) -> Tensor:
-    """The radius, (trials,), at which no logit exceeds 1: |x' W z| <= R ||x||_q ||z||_q."""
+def _soft_radii(flat: AttentionProblem, p: float) -> Tensor:
+    """The radii of W and of the head, (trials, 2), at which no logit and no score exceeds 1.
+
+    |x' W z| <= R ||x||_q ||z||_q, and |x' v| <= r ||x||_q.
+    """
     q = dual_exponent(p)
-    largest = (lp_norm(flat.X, q, -1).amax(-1) * lp_norm(flat.z, q, -1)).amax(-1)
-    return 1 / largest.where(largest > 0, 1.0)
-
-
-def _soft_head_radius(flat: AttentionProblem, p: float) -> Tensor:
-    """The head radius, (trials,), at which no score exceeds 1."""
-    largest = lp_norm(flat.X, dual_exponent(p), -1).amax((-2, -1))
+    x, z = lp_norm(flat.X, q, -1).amax(-1), lp_norm(flat.z, q, -1)  # (trials, n)
+    largest = torch.stack([(x * z).amax(-1), x.amax(-1)], -1)
     return 1 / largest.where(largest > 0, 1.0)
 
 
