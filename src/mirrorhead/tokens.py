@@ -109,10 +109,10 @@ def locally_optimal(
 ) -> LocalOptimality:
     """Decide whether tokens are locally optimal (Definition 3.2).
 
-    They are if they have an lp-AttSVM solution and score higher than its support. A token belongs
-    to the support if its constraint holds with equality. The certificate decides this for each
-    token that scores at least as high as the selected one. If it does not decide, the problem is
-    solved again to a gap of 1e-13. If that does not decide either, the answer is "cannot tell".
+    They are if they have an lp-AttSVM solution and score higher than its support, the tokens whose
+    constraints hold with equality. The certificate decides this for each token that scores at
+    least as high as the selected one. If it does not decide, the problem is solved again to a gap
+    of 1e-13. If that does not decide either, the answer is "cannot tell".
 
     >>> from types import SimpleNamespace
     >>> X = torch.tensor([[[2.0, 0.0], [0.0, 1.0]]])
@@ -300,7 +300,7 @@ def _reason(code: int, tokens: Tensor, scores: Tensor, rivals: Tensor, unclear: 
         return ""
     i, t = found.nonzero()[0].tolist()
     chosen = int(tokens[i])
+    rival, own = float(scores[i, t]), float(scores[i, chosen])
     return (
-        f"sample {i}: {what} {t} scores {float(scores[i, t]):.4g}, "
-        f"the selected token {chosen} scores {float(scores[i, chosen]):.4g}"
+        f"sample {i}: {what} {t} scores {rival:.4g}, the selected token {chosen} scores {own:.4g}"
     )

@@ -187,6 +187,10 @@ def test_reach_bounds_what_weights_can_do(p: float, seed: int) -> None:
     one = mh.AttentionProblem(problem.X[:, :1, :1], problem.z[:, :1], problem.y[:, :1], problem.v)
     assert not one.reach(2).any()
     assert grad_phi(torch.zeros(3, 3), 1.25, (-1,)).eq(0).all()
+    u = torch.tensor([3.0, 4.0], dtype=torch.float64)
+    assert torch.equal(grad_phi(u, 2, (-1,)), u)
+    squared = mh.PNorm(5).dual_norm(u) ** 2  # <grad phi(u), u> = ||u||_q^2
+    torch.testing.assert_close(grad_phi(u, 1.25, (-1,)) @ u, squared)
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import mirrorhead as mh
 from mirrorhead import native
-from mirrorhead.paths import _compiled_loop, descent
+from mirrorhead.paths import _update_rules, descent
 from mirrorhead.paths._update_rules import Normalized
 from mirrorhead.paths.diagnostics import fitted_slope, observed_rate, theorem_rate
 from mirrorhead.synthetic import example_2, random_problem, random_weights
@@ -209,7 +209,7 @@ def test_the_compiled_loop_takes_the_same_steps(p, loss, shape, scale, seed) -> 
     problem = random_problem(3, n, T, d, seed, loss)
     u = mh.PNorm(p).mirror(random_weights(problem, scale, seed))
     rule = Normalized(p, 0.1)
-    fast = _compiled_loop.normalized_loop(problem, p, 0.1)
+    fast = _update_rules.normalized_loop(problem, p, 0.1)
     assert fast is not None
     for _ in range(10):
         gradient = problem.gradient(rule.weights({"u": u}))
@@ -221,8 +221,8 @@ def test_the_compiled_loop_takes_the_same_steps(p, loss, shape, scale, seed) -> 
 @needs_library
 def test_the_compiled_loop_can_be_cut_anywhere() -> None:
     problem = random_problem(4)
-    loop = _compiled_loop.normalized_loop(problem, 1.4, 0.1)
-    one = _compiled_loop.normalized_loop(problem.trial(2), 1.4, 0.1)
+    loop = _update_rules.normalized_loop(problem, 1.4, 0.1)
+    one = _update_rules.normalized_loop(problem.trial(2), 1.4, 0.1)
     assert loop is not None and one is not None
     u = torch.randn(4, 10, 10, dtype=torch.float64)
     before = u.clone()
@@ -238,8 +238,8 @@ def test_the_compiled_loop_can_be_cut_anywhere() -> None:
 def test_without_the_c_library_torch_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = random_problem(3)
     fast = mh.descend(problem, 2, 500)
-    monkeypatch.setattr(_compiled_loop, "_descent", lambda: None)
-    assert _compiled_loop.normalized_loop(problem, 2, 0.1) is None
+    monkeypatch.setattr(_update_rules, "_descent", lambda: None)
+    assert _update_rules.normalized_loop(problem, 2, 0.1) is None
     torch.testing.assert_close(mh.descend(problem, 2, 500).W, fast.W, rtol=1e-9, atol=1e-12)
 
 

@@ -88,10 +88,7 @@ def certify(problem: Constraints, w: Tensor, lam: Tensor, norm: Norm) -> Certifi
 
 
 def support_excess(problem: Constraints, w: Tensor, lam: Tensor) -> Tensor:
-    """The share of each multiplier in their sum less the slack of its constraint, (B, m).
-
-    It is positive on the support. Of a strictly complementary solution one of the two is zero.
-    """
+    """The share of each multiplier less the slack of its constraint, (B, m): > 0 on the support."""
     share = lam / lam.sum(-1, keepdim=True).clamp_min(torch.finfo(lam.dtype).tiny)
     return torch.where(problem.live, share - (problem.A.apply(w) - 1), -math.inf)
 

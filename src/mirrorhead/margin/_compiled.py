@@ -56,10 +56,9 @@ def can_solve(A: ConstraintMatrix, schedule: Schedule) -> bool:
 def solve(
     A: ConstraintMatrix, b: Tensor, p: float, tol: float, rule: Rule, start: Start
 ) -> tuple[Tensor, ...]:
-    """Solve the problems of a batch one after the other.
+    """Solve the problems of a batch one after the other: w, lam, gap, verdict and iterations.
 
-    Returns w (B, N), lam (B, m), gap (B,), verdict (B,), of values of `Verdict`, and iterations
-    (B,). The first three say nothing where the verdict is LOST.
+    The first three say nothing where the verdict, one of `Verdict`, is LOST.
     """
     solve_margins = _solver()
     assert solve_margins is not None, "call can_solve first"

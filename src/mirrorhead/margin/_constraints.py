@@ -131,8 +131,9 @@ def svm_constraints(features: Tensor, labels: Tensor) -> Constraints:
 
 def _check_range(name: str, A: ConstraintMatrix) -> None:
     """Refuse rows that float64 cannot scale to 1: their weights would overflow or underflow."""
-    norms = A.row_norms
-    wrong = ((norms < SMALLEST) & ~A.zero_rows) | ~(norms <= LARGEST)
+    left, right = A.factor_norms
+    zero = ((left == 0) | (right == 0).unsqueeze(-1)).view_as(A.row_norms)
+    wrong = ((A.row_norms < SMALLEST) & ~zero) | ~(A.row_norms <= LARGEST)
     if bool(wrong.any()):
         raise ValueError(
             f"{name} must be 0 or have norms from {SMALLEST:g} to {LARGEST:g}; "
@@ -174,13 +175,6 @@ class ConstraintMatrix:
     Attention has left = x_sel - x_t and right = z. A plain SVM has right = 1 and one block,
     or several of bounded size. The leading dimension is a batch of problems; vectors are
     (B, m) with m = n R, weights (B, N) with N = a c.
-
-    >>> left = torch.tensor([[[[1.0, 0.0], [1.0, -1.0]]]])
-    >>> A = ConstraintMatrix(left, right=torch.tensor([[[2.0]]]))
-    >>> A.apply(torch.tensor([[3.0, 1.0]]))
-    tensor([[6., 4.]])
-    >>> A.adjoint(torch.tensor([[1.0, 1.0]]))
-    tensor([[ 4., -2.]])
     """
 
     left: Tensor  # (B, n, R, a)
@@ -229,22 +223,16 @@ class ConstraintMatrix:
     @cached_property
     def row_norms(self) -> Tensor:
         """Euclidean norms of the rows of A, (B, m); they neither over- nor underflow."""
-        left, right = self._factor_norms
+        left, right = self.factor_norms
         return (left * right.unsqueeze(-1)).view(self.batch, self.rows)
-
-    @property
-    def zero_rows(self) -> Tensor:
-        """(B, m) bool, rows of zeros: one of the two factors is zero."""
-        left, right = self._factor_norms
-        return ((left == 0) | (right == 0).unsqueeze(-1)).view(self.batch, self.rows)
 
     def unit_rows(self) -> ConstraintMatrix:
         """The same rows with Euclidean norm 1; zero rows stay zero."""
-        left, right = (norm.where(norm > 0, 1).unsqueeze(-1) for norm in self._factor_norms)
+        left, right = (norm.where(norm > 0, 1).unsqueeze(-1) for norm in self.factor_norms)
         return ConstraintMatrix(self.left / left, self.right / right)
 
     @cached_property
-    def _factor_norms(self) -> tuple[Tensor, Tensor]:
+    def factor_norms(self) -> tuple[Tensor, Tensor]:
         return _norm(self.left), _norm(self.right)
 
     def block_gram(self, h: Tensor) -> Tensor:

@@ -1,9 +1,7 @@
 """A primal-dual interior point method for min ||w||_p subject to A w >= b, 1 < p < inf.
 
-It knows constraint matrices and exponents, nothing of attention. The barrier and the exponent
-move together: the method starts near p = 2, where the problem is quadratic, and moves the
-exponent to p while the gap falls. There is no separate solve at p = 2.
-
+The barrier and the exponent move together: the method starts near p = 2, where the problem is
+quadratic, and moves the exponent to p while the gap falls. There is no separate solve at p = 2.
 Small problems on a CPU are solved by the compiled kernel (`_compiled.py`), all others in torch.
 """
 
@@ -17,24 +15,11 @@ import torch
 from torch import Tensor
 
 from mirrorhead.margin import _compiled
+from mirrorhead.margin import _linear_systems as systems
+from mirrorhead.margin import _newton_step as steps
 from mirrorhead.margin._compiled import Rule, Verdict
 from mirrorhead.margin._constraints import ConstraintMatrix
-from mirrorhead.margin._linear_systems import (
-    DENSE_LIMIT,
-    LAST_RESORT,
-    RowSystem,
-    make_system,
-    problems_at_once,
-)
-from mirrorhead.margin._newton_step import (
-    Iterate,
-    Rows,
-    Schedule,
-    Start,
-    newton_step,
-    normalised,
-    starting_point,
-)
+from mirrorhead.margin._newton_step import Iterate, Rows, Schedule, Start
 
 # The problem is infeasible if the hull of the unit rows comes this near to the origin.
 INFEASIBLE = 1e-9
@@ -66,27 +51,20 @@ class SolverResult(NamedTuple):
 
 # A problem that does not finish with one schedule starts again with the next.
 _SCHEDULES = (
-    Schedule(1.5, 0.5, 0.1, 40, DENSE_LIMIT, shortcuts=True),
-    Schedule(1.25, 0.2, 0.1, 60, LAST_RESORT),
-    Schedule(1.15, 0.1, 0.3, 100, LAST_RESORT),
+    Schedule(1.5, 0.5, 0.1, 40, systems.DENSE_LIMIT, shortcuts=True),
+    Schedule(1.25, 0.2, 0.1, 60, systems.LAST_RESORT),
+    Schedule(1.15, 0.1, 0.3, 100, systems.LAST_RESORT),
 )
 
 
 def solve(
     A: ConstraintMatrix, b: Tensor, p: float, tol: float, start: Start = None
 ) -> SolverResult:
-    r"""Minimise ||w||_p subject to A w >= b for a batch of problems.
+    """Minimise ||w||_p subject to A w >= b for a batch of problems.
 
     The rows of A should have norm 1 or 0. b is (B, m), at most 1; a row of zeros with b = -1
     is a constraint that always holds, which is how a batch is padded. `start` is a pair
     (w, lam) from a similar problem; where it does not help, the method starts from the data.
-
-    >>> left = torch.eye(2, dtype=torch.float64).view(1, 1, 2, 2)
-    >>> A = ConstraintMatrix(left, torch.ones(1, 1, 1, dtype=torch.float64))
-    >>> b = torch.tensor([[1.0, 0.5]], dtype=torch.float64)
-    >>> result = solve(A, b, p=3, tol=1e-12)
-    >>> result.w / result.w[0, 0]  # both constraints hold with equality: w = b
-    tensor([[1.0000, 0.5000]], dtype=torch.float64)
     """
     run = _Solver(A, b, p, tol, SolverResult.empty(A, b))
     left = torch.arange(A.batch, device=b.device)
@@ -120,7 +98,7 @@ class _Solver:
             return self._attempt_compiled(schedule, start, left)
         places = torch.arange(A.rows, device=b.device).expand_as(b)
         still = []
-        for index in left.split(problems_at_once(A, schedule.dense_limit)):
+        for index in left.split(systems.problems_at_once(A, schedule.dense_limit)):
             rows = Rows(A, b, places)
             near = None if start is None else (start[0][index], start[1][index])
             everything = len(index) == A.batch
@@ -156,8 +134,8 @@ class _Solver:
         unsolved: list[Tensor] = []
         every = rows
         shortcuts = schedule.shortcuts and rows.A.rows >= SHORTCUT_ROWS
-        system = make_system(rows.A, schedule.dense_limit, p, shortcuts)
-        x = starting_point(rows, p, schedule, start)
+        system = systems.make_system(rows.A, schedule.dense_limit, p, shortcuts)
+        x = steps.starting_point(rows, p, schedule, start)
         for iteration in range(schedule.iterations + 1):
             gap = rows.gap(x)
             last = iteration == schedule.iterations
@@ -165,7 +143,7 @@ class _Solver:
                 # Some problem may have ended.
                 # The length of the mean of the unit rows weighted by lam: 0 proves infeasibility.
                 distance = torch.linalg.vector_norm(x.s, dim=-1) / (x.lam * (rows.b > 0)).sum(-1)
-                if isinstance(system, RowSystem) and float(distance.min()) < 1e-4:
+                if isinstance(system, systems.RowSystem) and float(distance.min()) < 1e-4:
                     system.float32 = None  # it cannot distinguish such a distance from 0
                 lost = ~(gap > -1e-3).squeeze(-1)  # overflow or worse: the point says nothing
                 infeasible = (distance < INFEASIBLE) & (gap == math.inf).squeeze(-1) & ~lost
@@ -193,21 +171,20 @@ class _Solver:
                     x = x.take(keep)
                     gap = rows.gap(x)
             may_drop = shortcuts and iteration > 0 and float(gap.max()) < DROP_BELOW
-            if may_drop and isinstance(system, RowSystem):
+            if may_drop and isinstance(system, systems.RowSystem):
                 kept = _rows_that_matter(x, system.gram, rows.A, p)
                 if kept is not None:
-                    x, rows = _drop_rows(x, rows, kept, p)
+                    x, rows = steps.drop_rows(x, rows, kept, p)
                     system = system.keep_rows(rows.A)
-            x = newton_step(x, rows, system, p, schedule, gap)
+            x = steps.newton_step(x, rows, system, p, schedule, gap)
         return unsolved
 
 
 def _rows_that_matter(x: Iterate, gram: Tensor, A: ConstraintMatrix, p: float) -> Tensor | None:
     """The rows that still matter, (B, n, fewer) within each block; None if most do.
 
-    A row contributes its entry g of the diagonal of A diag(h) A' to K, beside its own diagonal
-    e = u / lam. Where e is far above g the row contributes nothing, and it is becoming
-    inactive. Each block keeps as many rows as the block with the most needs.
+    Where e = u / lam is far above the entry of A diag(h) A' beside it, the row becomes inactive.
+    Each block keeps as many rows as the block with the most needs.
     """
     B, n, R, _ = A.left.shape
     # For p < 2 more rows can become active while the exponent still moves.
@@ -217,13 +194,3 @@ def _rows_that_matter(x: Iterate, gram: Tensor, A: ConstraintMatrix, p: float) -
     if fewer > MOST_KEPT * R:
         return None
     return ratio.topk(fewer, dim=-1, largest=False, sorted=False).indices
-
-
-def _drop_rows(x: Iterate, rows: Rows, index: Tensor, p: float) -> tuple[Iterate, Rows]:
-    """The point and the rows without those that `index` does not name."""
-    B, n, R, _ = rows.A.left.shape
-    first = torch.arange(0, n * R, R, device=index.device).view(n, 1)
-    flat = (index + first).view(B, -1)
-    lam, aw, u, b, place = (y.gather(1, flat) for y in (x.lam, x.aw, x.u, rows.b, rows.place))
-    rows = Rows(rows.A.keep_rows(index), b, place)
-    return normalised(x.w, aw, u, rows.A.adjoint(lam), lam, x.p, p), rows

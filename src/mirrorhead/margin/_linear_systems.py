@@ -60,11 +60,10 @@ def make_system(A: ConstraintMatrix, limit: int, p: float, allow_float32: bool) 
 
 
 class RowSystem:
-    """K itself, m x m, by Cholesky.
+    """K itself, m x m, by Cholesky. At p = 2 only e changes, and K keeps the rest.
 
     The large temporaries are kept from step to step, and handed on when the system shrinks:
-    allocating them again costs more in page faults than the arithmetic done on them. At p = 2
-    only e changes, and K keeps the rest.
+    allocating them again costs more in page faults than the arithmetic done on them.
     """
 
     steps = 0
@@ -293,8 +292,7 @@ def _share_blocks(work: Callable[[slice], object], n: int, R: int) -> None:
         work(slice(0, n))
         return
     parts = [slice(k * n // count, (k + 1) * n // count) for k in range(count)]
-    for done in [_threads(count, os.getpid()).submit(work, part) for part in parts]:
-        done.result()
+    list(_threads(count, os.getpid()).map(work, parts))
 
 
 def _conjugate_gradients(
@@ -322,11 +320,8 @@ def _conjugate_gradients(
 
 def cholesky(K: Tensor, out: Tensor | None = None) -> Tensor:
     """Cholesky factors of a batch; a matrix that fails gets a jitter of its own."""
-    if out is None:
-        L, info = torch.linalg.cholesky_ex(K)
-    else:
-        info = torch.empty(K.shape[:-2], dtype=torch.int32, device=K.device)
-        L, info = torch.linalg.cholesky_ex(K, out=(out, info))
+    info = torch.empty(K.shape[:-2], dtype=torch.int32, device=K.device)
+    L, info = torch.linalg.cholesky_ex(K, out=None if out is None else (out, info))
     jitter = 50 * torch.finfo(K.dtype).eps
     while bool((info > 0).any()) and jitter < 1e-2:
         bad = info > 0

@@ -73,10 +73,7 @@ class Rows:
         return torch.addcmul(padding, aw, inverse).amin(-1, keepdim=True)
 
     def gap(self, x: Iterate, margin: Tensor | None = None) -> Tensor:
-        """The relative gap of x at its exponent, (B, 1); with another margin than of these rows.
-
-        ||s||_q / <b, lam> bounds the margin of every w of norm 1.
-        """
+        """The gap of x at its exponent, (B, 1): ||s||_q / <b, lam> bounds any margin at norm 1."""
         margin = self.margin(x.aw) if margin is None else margin
         return torch.expm1(x.log_dual_norm - torch.log(_dot(self.b, x.lam) * margin.clamp_min(0)))
 
@@ -98,7 +95,7 @@ def starting_point(rows: Rows, p: float, schedule: Schedule, start: Start) -> It
     s = A.adjoint(lam)
     w = _inverse_mirror(s, exponent) if start is None else start[0]
     aw = A.apply(w)
-    x = normalised(w, aw, aw, s, lam, exponent, p)
+    x = _normalised(w, aw, aw, s, lam, exponent, p)
     beta = (1 - slack) / _dot(b, x.lam)
     least = 0.1 * slack / (b.shape[-1] * x.lam)
     return x._replace(u=torch.maximum(x.aw - beta * b, least))
@@ -178,10 +175,19 @@ def newton_step(
     astray = _dot(w, s) <= 0
     if bool(astray.any()):  # as happens when there is no solution: restart w from s
         w = torch.where(astray, _inverse_mirror(s, x.p), w)
-    return normalised(w, A.apply(w), u, s, lam, x.p, p)
+    return _normalised(w, A.apply(w), u, s, lam, x.p, p)
 
 
-def normalised(
+def drop_rows(x: Iterate, rows: Rows, index: Tensor, p: float) -> tuple[Iterate, Rows]:
+    """The point and the rows named by index (B, n, fewer), which counts within each block."""
+    B, n, R, _ = rows.A.left.shape
+    flat = (index + torch.arange(0, n * R, R, device=index.device).view(n, 1)).view(B, -1)
+    lam, aw, u, b, place = (y.gather(1, flat) for y in (x.lam, x.aw, x.u, rows.b, rows.place))
+    rows = Rows(rows.A.keep_rows(index), b, place)
+    return _normalised(x.w, aw, u, rows.A.adjoint(lam), lam, x.p, p), rows
+
+
+def _normalised(
     w: Tensor, aw: Tensor, u: Tensor, s: Tensor, lam: Tensor, exponent: Tensor, p: float
 ) -> Iterate:
     """Scale w and lam, which keeps their directions, and take the logarithms."""

@@ -22,11 +22,10 @@ MAX_ITERATIONS = 200  # of Newton's method for the nuclear norm
 
 
 def solve_polyhedral(A: ConstraintMatrix, b: Tensor, p: float) -> SolverResult:
-    r"""min ||w||_1 (p = 1) or ||w||_inf (p = inf) subject to A w >= b.
+    """min ||w||_1 (p = 1) or ||w||_inf (p = inf) subject to A w >= b, by HiGHS, one at a time.
 
     The interior point method first solves p = 2 for all problems together: its proof of
-    infeasibility holds for every p, and its solution gives the scale of the others. HiGHS then
-    solves the feasible problems one at a time.
+    infeasibility holds for every p, and its solution gives the scale of the others.
     """
     if A.rows * A.columns > MAX_ENTRIES:
         raise ValueError(
@@ -35,22 +34,18 @@ def solve_polyhedral(A: ConstraintMatrix, b: Tensor, p: float) -> SolverResult:
         )
     result = SolverResult.empty(A, b)
     start = solve(A, b, 2.0, 1e-9)
-    everything = torch.arange(A.rows, device=b.device).unsqueeze(0)
     for k in range(A.batch):
         if start.infeasible[k]:
             result.infeasible[k], result.lam[k] = True, start.lam[k]
             continue
-        live = (b[k] > 0).cpu().numpy()
-        if not live.any():
-            continue  # nothing is asked for: w = 0
-        bound = b[k].cpu().numpy()[live]
-        one = A.take(slice(k, k + 1))
-        matrix = one.take_rows(everything)[0].cpu().numpy()[live] / bound[:, None]
+        live = (b[k] > 0).nonzero().mT  # not empty: problems without constraints need no solver
+        bound = b[k, live[0]].cpu().numpy()
+        matrix = A.take(slice(k, k + 1)).take_rows(live)[0].cpu().numpy() / bound[:, None]
         scale = float(start.w[k].abs().max())
         found = _smallest_sum(matrix) if p == 1 else _largest_margin(matrix, scale)
         w, lam, result.iterations[k] = found
         result.w[k] = torch.from_numpy(w)
-        result.lam[k, b[k] > 0] = torch.from_numpy(np.maximum(lam, 0) / bound).to(b.device)
+        result.lam[k, live[0]] = torch.from_numpy(np.maximum(lam, 0) / bound).to(b.device)
     return result
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,9 +30,8 @@ class Status(IntEnum):
     INFEASIBLE = 1
     UNFINISHED = 2
 
-    @property
-    def word(self) -> str:
-        return self.name.lower()
+
+WORDS = [status.name.lower() for status in Status]
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +100,7 @@ class MarginSolution:
     @property
     def status(self) -> Any:
         """The word, or (nested) lists of words for a batch."""
-        return _words(self.codes.tolist())
+        return np.array(WORDS)[self.codes.cpu().numpy()].tolist()
 
     @property
     def optimal(self) -> Tensor:
@@ -140,13 +140,10 @@ class MarginSolution:
         )
         optimal = known & signs & (proof.margin >= 1 - self.tol) & (gap <= self.tol)
         infeasible = ~known & signs & (proof.farkas <= FARKAS)
-        valid = stated & torch.where(
-            codes == Status.OPTIMAL, optimal, (codes == Status.UNFINISHED) | infeasible
-        )
-        valid, margin, gap, farkas = (
-            x.reshape(self.norm.shape) for x in (valid, proof.margin, gap, proof.farkas)
-        )
-        return Check(valid, margin, gap, farkas)
+        other = (codes == Status.UNFINISHED) | infeasible
+        valid = stated & torch.where(codes == Status.OPTIMAL, optimal, other)
+        found = (valid, proof.margin, gap, proof.farkas)
+        return Check(*(x.reshape(self.norm.shape) for x in found))
 
     def __repr__(self) -> str:
         norm = "nuclear norm" if self.kind.nuclear else f"p={self.p:g}"
@@ -156,8 +153,8 @@ class MarginSolution:
                 f"MarginSolution({norm}, W {shape}, {self.status}, norm {float(self.norm):.6g}, "
                 f"gap {float(self.gap):.1e}, {int(self.iterations)} iterations)"
             )
-        counts = {status.word: int((self.codes == status).sum()) for status in Status}
-        words = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+        counts = [(int((self.codes == k).sum()), word) for k, word in enumerate(WORDS)]
+        words = ", ".join(f"{count} {word}" for count, word in counts if count)
         gap = _finite(torch.max, self.gap, ".1e")
         return f"MarginSolution({norm}, W {shape}, {words or 'empty'}, gap up to {gap})"
 
@@ -319,10 +316,6 @@ def _start(problem: Constraints, start: MarginSolution) -> tuple[Tensor, Tensor]
 def _near(x: Tensor, y: Tensor, tol: float = ROUNDED) -> Tensor:
     """Whether x and y differ by at most tol, relatively; infinities are near to themselves."""
     return (x == y) | ((x - y).abs() <= tol * y.abs())
-
-
-def _words(codes: Any) -> Any:
-    return [_words(c) for c in codes] if isinstance(codes, list) else Status(codes).word
 
 
 def _finite(extreme: Callable[[Tensor], Tensor], x: Tensor, style: str) -> str:

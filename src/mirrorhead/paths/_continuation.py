@@ -1,26 +1,21 @@
 """Minima over p-balls of growing radius, from several starts that are carried along.
 
-Two searches share the work. `follow_spheres` looks on the spheres: the minimum over a ball lies
-there whenever the best tokens can be selected. `search_inside` looks in the balls, and replaces
-the minimum of a sphere where it finds a lower value inside.
+The minimum over a ball lies on the sphere whenever the best tokens can be selected.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mirrorhead._checks import as_tensor
-from mirrorhead.paths._lbfgs import minimize
+from mirrorhead.paths._lbfgs import Function, minimize
 from mirrorhead.potentials import lp_norm, signed_power
-from mirrorhead.problem import AttentionProblem
 
 FINE, COARSE = 1e-7, 1e-3  # tolerance at the radii asked for, and at those in between
 GROWTH = 1.9  # the most by which the radius grows from one stage to the next
@@ -32,18 +27,13 @@ LOWER = 1e-9  # how much lower, relative to its size, a value inside must be to 
 # Points (trials, starts, N), or directions, and their values (trials, starts).
 Found = tuple[Tensor, Tensor]
 # From directions (trials, starts, N), radii (trials, spheres) and a tolerance to directions of
-# norm 1 and values (trials, starts), lowest first.
+# norm 1, as many or more, and values.
 Search = Callable[[Tensor, Tensor, float], Found]
-# From points (k, N) and the instances (k,) they belong to, to values (k,) and gradients (k, N).
-Function = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
 class Balls:
-    """A product of p-balls: points (..., N) whose parts, of the given sizes, have bounded norms.
-
-    A radius is (..., balls), one for each part.
-    """
+    """A product of p-balls: the parts of points (..., N) have norms up to a radius (..., balls)."""
 
     p: float
     sizes: tuple[int, ...]
@@ -108,40 +98,47 @@ class Balls:
         return units.reshape(trials, starts, -1), found.value.reshape(trials, starts)
 
 
-class SphereMinima(NamedTuple):
-    """The best minimum on the spheres of each radius, and the values of all starts.
+def minima_in_balls(
+    search: Search, function_of: Callable[[int], Function], balls: Balls, first: Tensor,
+    starts: int, seed: int, radii: Tensor, soft: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The best points (radii, trials, N) of balls, and the values (radii, starts, trials).
 
-    `reach` are the radii that the points stand for, less than asked for where a smaller one was
-    better.
+    radii: (radii, trials, balls); soft: (trials, balls), where the function is nearly linear;
+    first: (trials, N), a direction to start with. `function_of(count)` is the function for
+    `count` instances of each trial.
     """
-
-    points: Tensor  # (radii, trials, N), of norm 1 on each sphere
-    reach: Tensor  # (radii, trials, spheres)
-    all_values: Tensor  # (radii, starts, trials), lowest first
+    units, reach, values = follow_spheres(search, directions(first, starts, seed), radii, soft)
+    points, begin = balls.scale(units, reach), next(directions(first, starts, seed))
+    search_inside(points, values, function_of, balls, begin, radii, soft)
+    return points, values
 
 
 def follow_spheres(
-    search: Search, draw: Directions, starts: int, radii: Tensor, soft: Tensor
-) -> SphereMinima:
-    """Minima at the radii (radii, trials, spheres), continued from the radii `soft` on.
+    search: Search, draws: Iterator[Tensor], radii: Tensor, soft: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The minima on the spheres of each radius, continued from the radii `soft` on.
 
-    Of the starts that have met, all but one are replaced by random directions at the next stage. A
-    last sweep goes back from the largest radius to the smallest, since an optimum found late may
-    be better at smaller radii too. No radius is worse than a smaller one, whose ball it contains.
+    Starts that have met are replaced by random directions, but for one. A last sweep goes back,
+    since an optimum found late may be better at smaller radii. Returns the best points (radii,
+    trials, N), of norm 1 on each sphere, the radii (radii, trials, spheres) that they stand for,
+    less than asked for where a smaller one was better, and the values of all starts (radii,
+    starts, trials), lowest first.
     """
-    points = draw(starts)
+    points = next(draws)
+    starts = points.shape[1]
     ends: list[Found] = []
     for radius, wanted in stages(radii, soft):
-        points, values = search(points, radius, FINE if wanted else COARSE)
+        points, values = _lowest(starts, *search(points, radius, FINE if wanted else COARSE))
         if wanted:
             ends.append((points, values))
         met = torch.zeros_like(values, dtype=torch.bool)
         met[:, 1:] = values.diff(dim=-1) < SAME
-        points = torch.where(met.unsqueeze(-1), draw(starts), points)
+        points = torch.where(met.unsqueeze(-1), next(draws), points)
     best = [(points[:, :1], values[:, :1]) for points, values in ends]
     reach = list(radii)
     for k in reversed(range(len(ends) - 1)):
-        again = search(best[k + 1][0], radii[k], FINE)
+        again = _lowest(1, *search(best[k + 1][0], radii[k], FINE))
         best[k], _ = _lower(again, best[k])
     for k in range(1, len(ends)):
         best[k], better = _lower(best[k - 1], best[k])
@@ -150,21 +147,19 @@ def follow_spheres(
     others = torch.stack([value[:, 1:] for _, value in ends])
     all_values = torch.cat([values, others], -1).sort(-1).values.movedim(-1, 1)
     points = torch.stack([point[:, 0] for point, _ in best])
-    return SphereMinima(points, torch.stack(reach), all_values)
+    return points, torch.stack(reach), all_values
 
 
 def search_inside(
-    ends: SphereMinima, function_of: Callable[[int], Function], balls: Balls,
+    points: Tensor, values: Tensor, function_of: Callable[[int], Function], balls: Balls,
     directions: Tensor, radii: Tensor, soft: Tensor,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The best points (radii, trials, N) of the balls, and all values (radii, starts, trials).
+) -> None:  # fmt: skip
+    """Replace points (radii, trials, N) and values (radii, starts, trials) by lower ones inside.
 
     The search starts along `directions` (trials, starts, N) at half the radius `soft`. The balls
     grow by at most GROWTH from stage to stage, so a minimum inside is met before attention
-    saturates around it, while there is still a slope that leads to it. `function_of(count)` is
-    the function for `count` instances of each trial.
+    saturates around it, while there is still a slope that leads to it.
     """
-    points, values = balls.scale(ends.points, ends.reach), ends.all_values.clone()
     function, trials = function_of(directions.shape[1]), torch.arange(len(directions))
     radius = torch.minimum(soft, radii[0])
     found = balls.scale(balls.units(directions), radius.unsqueeze(1) / 2)
@@ -188,7 +183,6 @@ def search_inside(
         lower = values[k - 1, 0] < values[k, 0]
         points[k] = torch.where(lower.unsqueeze(-1), points[k - 1], points[k])
         values[k, 0] = torch.where(lower, values[k - 1, 0], values[k, 0])
-    return points, values
 
 
 def stages(radii: Tensor, soft: Tensor) -> Iterator[tuple[Tensor, bool]]:
@@ -209,25 +203,18 @@ def _between(low: Tensor, high: Tensor) -> Iterator[Tensor]:
         yield low * (high / low) ** (j / steps)
 
 
-class Directions:
-    """Random directions, (trials, count, N); `first` (trials, N) is the first of all.
-
-    They are the same for all trials, so that the result of a trial does not depend on the others.
+def directions(first: Tensor, count: int, seed: int) -> Iterator[Tensor]:
+    """Random directions (trials, count, N), the same for all trials, so that the result of one does
+    not depend on the others. `first` (trials, N) is the first of all.
     """
-
-    def __init__(self, first: Tensor, seed: int) -> None:
-        self.generator = torch.Generator().manual_seed(seed)
-        self.first, self.fresh = first, True
-
-    def __call__(self, count: int) -> Tensor:
-        trials, size = self.first.shape
-        draws = torch.randn(count, size, dtype=torch.float64, generator=self.generator)
-        draws = draws.to(self.first.device).repeat(trials, 1, 1)
-        if self.fresh:
-            known = (self.first != 0).any(-1, keepdim=True)
-            draws[:, 0] = torch.where(known, self.first, draws[:, 0])
-            self.fresh = False
-        return draws
+    generator = torch.Generator().manual_seed(seed)
+    given = (first != 0).any(-1, keepdim=True)
+    while True:
+        draws = torch.randn(count, first.shape[-1], dtype=torch.float64, generator=generator)
+        draws = draws.to(first.device).repeat(len(first), 1, 1)
+        draws[:, 0] = torch.where(given, first, draws[:, 0])
+        yield draws
+        given = torch.zeros_like(given)
 
 
 def on_sphere(M: Tensor, p: float) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
@@ -242,35 +229,11 @@ def on_sphere(M: Tensor, p: float) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     return unit, pull_back
 
 
-def lowest_first(points: Tensor, values: Tensor) -> Found:
-    """Sort by value."""
+def _lowest(count: int, points: Tensor, values: Tensor) -> Found:
+    """The points of the lowest values, lowest first."""
     values, order = values.sort(-1)
-    return points.gather(1, order.unsqueeze(-1).expand_as(points)), values
-
-
-def check_radii(name: str, radii: Sequence[float] | Tensor, trials: tuple[int, ...]) -> Tensor:
-    """The radii as (radii, *trials), or an error that names them."""
-    values = as_tensor(name, radii).to(torch.float64)
-    if values.dim() == 1:
-        values = values.reshape(-1, *(1 for _ in trials)).expand(-1, *trials)
-    if values.dim() == 0 or values.shape[1:] != trials or values.numel() == 0:
-        given = tuple(as_tensor(name, radii).shape)
-        raise ValueError(f"{name} must be (radii,) or (radii, *{trials}), got shape {given}")
-    if not bool(((values > 0) & values.isfinite()).all()) or bool((values.diff(dim=0) <= 0).any()):
-        raise ValueError(f"{name} must be positive, finite and increasing, got {radii}")
-    return values
-
-
-def flattened(problem: AttentionProblem) -> AttentionProblem:
-    """The problem with one dimension of trials."""
-    dims = len(problem.trials)
-
-    def flat(x: Tensor) -> Tensor:
-        return x.reshape(-1, *x.shape[dims:])
-
-    data = map(flat, (problem.X, problem.z, problem.y, problem.v))
-    mask = None if problem.mask is None else flat(problem.mask)
-    return AttentionProblem(*data, problem.loss_name, mask)
+    points = points.gather(1, order.unsqueeze(-1).expand_as(points))
+    return points[:, :count], values[:, :count]
 
 
 def _lower(new: Found, old: Found) -> tuple[Found, Tensor]:

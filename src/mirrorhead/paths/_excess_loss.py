@@ -54,9 +54,8 @@ class ExcessLoss:
     def leading_term(self, W: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
         """log of (1/n) sum_i -l'(b_i) sum_t exp(h_t - h_best) (b_i - a_it), and its gradient.
 
-        That is what L - L* tends to as attention becomes one-hot on the best tokens. It is
-        convex in W. Where a wrong token is selected it grows with that token's lead in logits,
-        while L - L* is flat there.
+        L - L* tends to it as attention becomes one-hot on the best tokens. It is convex in W, and
+        where a wrong token is selected it grows with that token's lead, while L - L* is flat.
         """
         h, token = logits(self.problem, W, which // self.starts), self.token[which]
         log_e, share = self._shortfall(h, which, h.gather(-1, token))

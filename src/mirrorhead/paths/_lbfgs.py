@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 # (points (k, N), which (k,)) -> values (k,), gradients (k, N): `which` are the instances asked for.
-Objective = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+Function = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 MOST_STEPS = 500
 MEMORY = 10  # pairs of steps and changes of the gradient
@@ -24,20 +24,13 @@ class Minimum(NamedTuple):
     iterations: Tensor
 
 
-def minimize(objective: Objective, x: Tensor, tol: float = 1e-7) -> Minimum:
+def minimize(objective: Function, x: Tensor, tol: float = 1e-7) -> Minimum:
     """Local minima of B functions of N variables from the starts x, (B, N), not zero.
 
     The two-loop recursion of L-BFGS with the weak Wolfe conditions, found by doubling and
     bisection. An instance ends when ||x|| ||gradient|| <= tol (1 + |value|), when its line
     search finds no descent that floating point can see, or after MOST_STEPS steps. Ended
     instances cost nothing more.
-
-    >>> scales = torch.tensor([[1.0, 100.0], [1.0, 1e4]], dtype=torch.float64)
-    >>> def bowl(x, which):
-    ...     return (scales[which] * (x - 1) ** 2).sum(-1), 2 * scales[which] * (x - 1)
-    >>> minimize(bowl, torch.full((2, 2), 3.0, dtype=torch.float64)).x.round(decimals=6)
-    tensor([[1., 1.],
-            [1., 1.]], dtype=torch.float64)
     """
     x = x.clone()
     everyone = torch.arange(len(x), device=x.device)
@@ -106,7 +99,7 @@ def _flat(x: Tensor, value: Tensor, gradient: Tensor, tol: float) -> Tensor:
 
 
 def _wolfe(
-    objective: Objective, which: Tensor, x: Tensor, f: Tensor, step: Tensor, slope: Tensor
+    objective: Function, which: Tensor, x: Tensor, f: Tensor, step: Tensor, slope: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Step lengths that satisfy the weak Wolfe conditions; 0 where none is found."""
     length = torch.ones_like(f)

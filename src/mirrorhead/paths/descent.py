@@ -18,8 +18,7 @@ from torch import Tensor
 from mirrorhead._checks import as_floats, check_integer, check_positive, is_number
 from mirrorhead.margin import MarginSolution
 from mirrorhead.paths._checkpoint import Progress, fingerprint, load_checkpoint, save_checkpoint
-from mirrorhead.paths._compiled_loop import normalized_loop
-from mirrorhead.paths._update_rules import Accelerated, Constant, Normalized, State
+from mirrorhead.paths._update_rules import Accelerated, Constant, Normalized, State, normalized_loop
 from mirrorhead.paths.step_size import warn_if_too_large
 from mirrorhead.potentials import PNorm, check_p, dual_exponent
 from mirrorhead.problem import AttentionProblem, Gradient, check_problem
@@ -293,9 +292,9 @@ def _parameters(
         parameters = {"K": (K, dims), "Q": (Q, dims)}
     else:
         W = problem.X.new_zeros(shape) if init is None else as_floats("init", init, problem.X)
-        if W.shape != shape:
+        if (given := tuple(W.shape)) != shape:
             raise ValueError(
-                f"init must have shape {shape}, or be a pair (K, Q); got shape {tuple(W.shape)}"
+                f"init must have shape {shape}, or be a pair (K, Q); got shape {given}"
             )
         parameters = {"W": (W, dims)}
     if joint:

@@ -23,7 +23,7 @@ class Diagnostics:
     optimality: whether those tokens are locally optimal, and why not; with the solution.
     rate: the slope of log D against log ||W|| over the last decade of the norm, (...).
     growth: the slope of ||W(k)|| against log k over the last decade of steps, (...). Under the
-        constant rule it settles (Theorem 2); the other rules grow like a power of k.
+        constant rule it settles (Theorem 2's proof); the others grow like a power of k.
     in_cone: whether W(k) lies in the cone S_mu0 of Theorem 2, (records, ...); False where the
         tokens have no solution or W(k) is zero.
     """
@@ -127,15 +127,10 @@ def fitted_slope(x: Tensor, y: Tensor, decades: float = 1.0) -> Tensor:
 
 
 def log_growth(path: Path) -> Tensor:
-    """The slope of ||W(k)||_p against log k over the last decade of steps, (...).
-
-    Under the constant rule the norm grows like log k (Theorem 2's proof), so this settles;
-    under the normalized rule the norm grows like a power of k and it does not.
-    """
-    norm = PNorm(path.p).norm(path.W, (-2, -1))
-    log_k = path.steps.to(norm.dtype).clamp_min(1).log().reshape(-1, *(1,) * (norm.dim() - 1))
+    """The slope of ||W(k)||_p against log k over the last decade of steps, (...)."""
     used = (path.steps >= path.steps[-1] / 10) & (path.steps > 0)
-    log_k, norm = log_k[used], norm[used]
+    norm = PNorm(path.p).norm(path.W[used], (-2, -1))
+    log_k = path.steps[used].double().log().reshape(-1, *(1,) * (norm.dim() - 1))
     dk = log_k - log_k.mean(0)
     return (dk * norm).sum(0) / (dk * dk).sum(0)
 

@@ -23,7 +23,8 @@ from mirrorhead._checks import as_floats
 from mirrorhead.potentials import check_p
 from mirrorhead.problem import AttentionProblem, check_problem
 
-CHECKED = 512  # tokens in all samples of a problem that `warn_if_too_large` checks at most
+# Tokens of a problem that `warn_if_too_large` checks: more would take longer than the descent.
+CHECKED = 512
 
 
 def largest_step(problem: AttentionProblem, W: Tensor, p: float) -> Tensor:
@@ -78,10 +79,7 @@ def largest_step(problem: AttentionProblem, W: Tensor, p: float) -> Tensor:
 def warn_if_too_large(
     problem: AttentionProblem, p: float, lr: float, weights: dict[str, Tensor], step: int
 ) -> bool:
-    """Warn if lr exceeds what Remark 1 allows at this step; return whether it does.
-
-    Problems with more than CHECKED tokens are not checked: that would take longer than the descent.
-    """
+    """Warn if lr exceeds what Remark 1 allows at this step; return whether it does."""
     alone = "W" in weights and "v" not in weights and not problem.heads and not problem.classes
     if not alone or problem.X.shape[-3] * problem.X.shape[-2] > CHECKED:
         return False  # the remark is about W alone
