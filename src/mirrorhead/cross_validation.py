@@ -1,8 +1,6 @@
-r"""Choose the exponent p of the max-margin problem by cross-validation.
+"""Choose the exponent p of the max-margin problem by cross-validation.
 
-The lp-AttSVM solution of some samples also selects tokens in new samples. How often these are
-right depends on p: a small p is best if few entries of the true W matter, and p = 2 if all do.
-`choose_p` measures this on held-out samples and chooses the best exponent.
+A small p is best if few entries of the true W matter, and p = 2 if all do.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from mirrorhead._checks import (
     is_number,
 )
 from mirrorhead.margin import attention_svm
-from mirrorhead.margin._solution import Status
+from mirrorhead.margin._problems import Status
 
 PS = (1.1, 1.25, 1.5, 1.75, 2.0, 3.0, 5.0, 10.0)
 #: How often exponents that are equally good may be called distinguishable.
@@ -76,9 +74,8 @@ class PChoice:
     def similar(self) -> Tensor:
         """Which exponents the data do not distinguish from the chosen one, (..., ps).
 
-        Two exponents are compared by the samples in which one alone is right, with an exact
-        two-sided sign test. Its level is 5 % over the number of other exponents, because the
-        chosen one is the best of all.
+        An exact two-sided sign test of the samples in which one alone is right. Its level is 5 %
+        over the number of other exponents, because the chosen one is the best of all.
         """
         from scipy.stats import binom
 
@@ -101,16 +98,14 @@ class PChoice:
 
     @property
     def _best(self) -> Tensor:
-        accuracy = self.accuracy
         order = sorted(range(len(self.ps)), key=lambda k: abs(math.log(self.ps[k] / 2)))
-        return torch.tensor(order)[accuracy[..., order].argmax(-1)]
+        return torch.tensor(order)[self.accuracy[..., order].argmax(-1)]
 
     def __repr__(self) -> str:
         if self.correct.dim() > 2:
             return f"PChoice(problems={tuple(self.correct.shape[:-2])}, ps={self.ps}, n={self.n})"
-        curve = ", ".join(
-            f"{p:g}: {a:.3f}" for p, a in zip(self.ps, self.accuracy.tolist(), strict=True)
-        )
+        points = zip(self.ps, self.accuracy.tolist(), strict=True)
+        curve = ", ".join(f"{p:g}: {a:.3f}" for p, a in points)
         error = float(self.standard_error[int(self._best)])
         doubt = "" if self.distinguishable else "; the data do not distinguish the exponents"
         left_out = int(self.infeasible + self.unfinished)
@@ -181,12 +176,12 @@ def choose_p(
     allowed = torch.where(held_out.unsqueeze(-1), alone.unsqueeze(-3), kept.unsqueeze(-3))
     many = [x.unsqueeze(len(lead)) for x in (X, z, tokens)]
     many = [x.expand(*lead, folds, *x.shape[len(lead) + 1 :]) for x in many]
+    at = many[2].unsqueeze(-1)
     correct, codes = [], []
     for p in exponents:
         solution = attention_svm(*many, p=p, tol=tol, mask=allowed)
         logits = many[0].double() @ solution.W.unsqueeze(-3) @ many[1].double().unsqueeze(-1)
         logits = logits.squeeze(-1).masked_fill(~kept.unsqueeze(-3), -math.inf)
-        at = many[2].unsqueeze(-1)
         others = logits.scatter(-1, at, -math.inf).amax(-1)  # a tie is not a selection
         right = (logits.gather(-1, at).squeeze(-1) > others).double()  # (..., folds, n)
         codes.append(solution.codes)

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from mirrorhead._checks import check_integer
 from mirrorhead.margin import MarginSolution, attention_svm
-from mirrorhead.margin._certificate import Norm, active_constraints
-from mirrorhead.margin._constraints import Constraints, attention_constraints
-from mirrorhead.margin._solution import Status
+from mirrorhead.margin._certificate import active_constraints
+from mirrorhead.margin._constraints import attention_constraints
+from mirrorhead.margin._problems import Status
 from mirrorhead.potentials import PNorm, check_p, dual_exponent, lp_norm
 
 FINEST = 1e-13  # the smallest gap that float64 certifies for most problems
@@ -109,10 +109,10 @@ def locally_optimal(
 ) -> LocalOptimality:
     """Decide whether tokens are locally optimal (Definition 3.2).
 
-    They are if they have an lp-AttSVM solution and score higher than its support. A token belongs
-    to the support if its constraint holds with equality. The certificate decides this for each
-    token that scores at least as high as the selected one. If it does not decide, the problem is
-    solved again to a gap of 1e-13. If that does not decide either, the answer is "cannot tell".
+    They are if they have an lp-AttSVM solution and score higher than its support, the tokens whose
+    constraints hold with equality. The certificate decides this for each token that scores at
+    least as high as the selected one. If it does not decide, the problem is solved again to a gap
+    of 1e-13. If that does not decide either, the answer is "cannot tell".
 
     >>> from types import SimpleNamespace
     >>> X = torch.tensor([[[2.0, 0.0], [0.0, 1.0]]])
@@ -124,40 +124,29 @@ def locally_optimal(
     """
     scores = token_scores(problem)
     solution = _solution(problem, tokens, p, tol)
-    tokens = torch.as_tensor(tokens, device=scores.device)
-    *lead, n, T, d = problem.X.shape
-    count = solution.codes.numel()
-    X, z = problem.X.reshape(count, n, T, d), problem.z.reshape(count, n, -1)
-    mask = _kept(problem).reshape(count, n, T)
-    scores, tokens = scores.reshape(count, n, T), tokens.reshape(count, n)
-    no_less = (scores >= scores.gather(-1, tokens.unsqueeze(-1))) & mask
-    no_less = no_less.scatter(-1, tokens.unsqueeze(-1), False)
-    no_less = no_less & solution.optimal.reshape(count, 1, 1)
-    W, dual = solution.W.reshape(count, d, -1), solution.dual.reshape(count, n, T)
-    constraints = attention_constraints(X, z, tokens, mask)
-    active, inactive = _active(constraints, W, dual, solution.kind, no_less)
+    X, z, mask = problem.X, problem.z, _kept(problem)
+    tokens = torch.as_tensor(tokens, device=X.device)
+    at = tokens.unsqueeze(-1)
+    no_less = ((scores >= scores.gather(-1, at)) & mask).scatter(-1, at, False)
+    no_less &= solution.optimal[..., None, None]
+    active, inactive = _active((X, z, tokens, mask), solution, no_less)
     # A problem with an active token is decided whatever its other tokens are.
-    unclear = no_less & ~active & ~inactive & ~active.flatten(1).any(-1)[:, None, None]
-    again = unclear.flatten(1).any(-1).nonzero().squeeze(-1)
-    if len(again) and tol > FINEST:
+    unclear = no_less & ~active & ~inactive & ~_any(active)[..., None, None]
+    again = _any(unclear)
+    if bool(again.any()) and tol > FINEST:
         part = X[again], z[again], tokens[again]
         finer = attention_svm(*part, p, FINEST, mask=mask[again])
-        constraints = attention_constraints(*part, mask[again])
-        better = _active(constraints, finer.W, finer.dual, finer.kind, unclear[again])
-        active[again] |= better[0]
-        unclear[again] &= ~(better[0] | better[1])
-        unclear &= ~active.flatten(1).any(-1)[:, None, None]
-    codes = solution.codes.reshape(count)
-    undecided = (codes == Status.UNFINISHED) | unclear.flatten(1).any(-1)
-    optimal = (codes == Status.OPTIMAL) & ~undecided & ~active.flatten(1).any(-1)
-    reasons = tuple(map(_reason, codes.tolist(), scores, tokens, active, unclear))
-    return LocalOptimality(
-        optimal.reshape(lead),
-        undecided.reshape(lead),
-        reasons,
-        active.reshape(*lead, n, T),
-        solution,
-    )
+        newly_active, inactive = _active((*part, mask[again]), finer, unclear[again])
+        active[again] |= newly_active
+        unclear[again] &= ~(newly_active | inactive)
+        unclear &= ~_any(active)[..., None, None]
+    codes = solution.codes
+    undecided = (codes == Status.UNFINISHED) | _any(unclear)
+    optimal = (codes == Status.OPTIMAL) & ~undecided & ~_any(active)
+    parts = (x.reshape(-1, *mask.shape[-2:]) for x in (scores, active, unclear))
+    chosen = tokens.reshape(-1, tokens.shape[-1])
+    reasons = tuple(map(_reason, codes.flatten().tolist(), chosen, *parts))
+    return LocalOptimality(optimal, undecided, reasons, active, solution)
 
 
 def locally_optimal_sets(
@@ -181,9 +170,8 @@ def locally_optimal_sets(
         tokens = torch.tensor(chosen, device=problem.X.device)
         parts = {"X": problem.X, "z": problem.z, "mask": kept, "y": problem.y, "v": problem.v}
         # One problem, once for each token set.
-        batch: Any = SimpleNamespace(
-            **{name: x.expand(len(chosen), *x.shape) for name, x in parts.items()}
-        )
+        copies = {name: x.expand(len(chosen), *x.shape) for name, x in parts.items()}
+        batch: Any = SimpleNamespace(**copies)
         decision = locally_optimal(batch, tokens, p, tol)
         undecided += int(decision.undecided.sum())
         found.append(tokens[decision.optimal])
@@ -253,31 +241,23 @@ def constants_at(problem: TokenProblem, tokens: Tensor, solution: MarginSolution
     other = (kept & ~support).scatter(-1, at, False)
     delta = (0.5 * excess.where(other, math.inf).amin((-2, -1))).clamp_max(0.25)
     q = dual_exponent(p)
-    outer = lp_norm(X, q, -1).where(kept, 0).amax(-1) * lp_norm(
-        z, q, -1
-    )  # ||x z'||_q = ||x||_q ||z||_q
+    # ||x z'||_q = ||x||_q ||z||_q
+    outer = lp_norm(X, q, -1).where(kept, 0).amax(-1) * lp_norm(z, q, -1)
     A = (solution.norm * outer.amax(-1)).clamp_min(1)
     if p >= 2:
         mu_0 = (delta / (8 * A)) ** p / p
     else:
         mu_0 = (delta * (p - 1) / (4 * A * X.shape[-1] ** (2 / p - 1))) ** 2 / p
-    chosen = scores.gather(-1, at).squeeze(-1)
-    highest, lowest = (
-        scores.where(support, -math.inf).amax(-1),
-        scores.where(support, math.inf).amin(-1),
-    )
-    some = support.any(-1)
-    return ConeConstants(
-        delta=delta,
-        A=A,
-        mu_0=mu_0,
-        score_gap=(chosen - highest).where(some, math.nan),
-        widest_score_gap=(chosen - lowest).where(some, math.nan),
-        score_range=(
-            scores.where(kept, -math.inf).amax(-1) - scores.where(kept, math.inf).amin(-1)
-        ).amax(-1),
-        solution=solution,
-    )
+    chosen, some = scores.gather(-1, at).squeeze(-1), support.any(-1)
+    highest, lowest = _extremes(scores, support)
+    gap, widest_gap = ((chosen - x).where(some, math.nan) for x in (highest, lowest))
+    highest, lowest = _extremes(scores, kept)
+    return ConeConstants(delta, A, mu_0, gap, widest_gap, (highest - lowest).amax(-1), solution)
+
+
+def _extremes(scores: Tensor, among: Tensor) -> tuple[Tensor, Tensor]:
+    """The highest and the lowest score among some tokens of each sample, (..., n)."""
+    return scores.where(among, -math.inf).amax(-1), scores.where(among, math.inf).amin(-1)
 
 
 def _kept(problem: TokenProblem) -> Tensor:
@@ -291,22 +271,23 @@ def _solution(problem: TokenProblem, tokens: Tensor, p: float, tol: float = 1e-9
     return attention_svm(problem.X, problem.z, tokens, p, tol, mask=mask)
 
 
+def _any(x: Tensor) -> Tensor:
+    """Whether any token of any sample is True: (..., n, T) -> (...)."""
+    return x.flatten(-2).any(-1)
+
+
 def _active(
-    constraints: Constraints, W: Tensor, dual: Tensor, norm: Norm, asked: Tensor
+    data: tuple[Tensor, Tensor, Tensor, Tensor], solution: MarginSolution, asked: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`active_constraints` for the tokens asked for, (B, n, T) each."""
-    found = active_constraints(
-        constraints,
-        W.nan_to_num().reshape(len(W), -1),
-        constraints.collect(dual),
-        norm,
-        constraints.collect(asked) > 0,
-    )
-    active, inactive = (constraints.spread(x.double()) > 0 for x in found)
-    return active, inactive
+    """`active_constraints` of the data (X, z, tokens, mask) for the tokens asked for."""
+    constraints = attention_constraints(*data)
+    W = solution.W.nan_to_num().reshape(constraints.A.batch, -1)
+    dual, asked = constraints.collect(solution.dual), constraints.collect(asked) > 0
+    active, inactive = active_constraints(constraints, W, dual, solution.kind, asked)
+    return constraints.spread(active.double()) > 0, constraints.spread(inactive.double()) > 0
 
 
-def _reason(code: int, scores: Tensor, tokens: Tensor, rivals: Tensor, unclear: Tensor) -> str:
+def _reason(code: int, tokens: Tensor, scores: Tensor, rivals: Tensor, unclear: Tensor) -> str:
     if code == Status.INFEASIBLE:
         return "infeasible: no W makes attention prefer these tokens"
     if code == Status.UNFINISHED:
@@ -319,7 +300,7 @@ def _reason(code: int, scores: Tensor, tokens: Tensor, rivals: Tensor, unclear: 
         return ""
     i, t = found.nonzero()[0].tolist()
     chosen = int(tokens[i])
+    rival, own = float(scores[i, t]), float(scores[i, chosen])
     return (
-        f"sample {i}: {what} {t} scores {float(scores[i, t]):.4g}, "
-        f"the selected token {chosen} scores {float(scores[i, chosen]):.4g}"
+        f"sample {i}: {what} {t} scores {rival:.4g}, the selected token {chosen} scores {own:.4g}"
     )

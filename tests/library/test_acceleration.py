@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import mirrorhead as mh
-from mirrorhead.paths import _acceleration
-from mirrorhead.paths._acceleration import Accelerated, grad_phi
-from mirrorhead.paths._update_rules import State
+from mirrorhead.paths import _update_rules
+from mirrorhead.paths._update_rules import Accelerated, State, grad_phi
 from mirrorhead.synthetic import random_problem, random_weights
 
 
@@ -188,6 +187,10 @@ def test_reach_bounds_what_weights_can_do(p: float, seed: int) -> None:
     one = mh.AttentionProblem(problem.X[:, :1, :1], problem.z[:, :1], problem.y[:, :1], problem.v)
     assert not one.reach(2).any()
     assert grad_phi(torch.zeros(3, 3), 1.25, (-1,)).eq(0).all()
+    u = torch.tensor([3.0, 4.0], dtype=torch.float64)
+    assert torch.equal(grad_phi(u, 2, (-1,)), u)
+    squared = mh.PNorm(5).dual_norm(u) ** 2  # <grad phi(u), u> = ||u||_q^2
+    torch.testing.assert_close(grad_phi(u, 1.25, (-1,)) @ u, squared)
 
 
 @pytest.mark.slow
@@ -209,11 +212,11 @@ def test_it_trains_weights_alone() -> None:
 
 def test_the_step_cannot_run_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """With one row to separate no step is too long: it stops at its ceiling."""
-    monkeypatch.setattr(_acceleration, "GROWTH", 2.0)
+    monkeypatch.setattr(_update_rules, "GROWTH", 2.0)
     X = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
     problem = mh.AttentionProblem(X, X[:, 0], [1.0], [1.0, 0.0])
     rule, states = run(problem, 1.5, 400)
-    ceiling = _acceleration.LONGEST * 0.1 / problem.reach(3) ** 2
+    ceiling = _update_rules.LONGEST * 0.1 / problem.reach(3) ** 2
     torch.testing.assert_close(states[-1]["step"].squeeze(), ceiling)
     assert bool(rule.recorded(states[-1]).isfinite().all())
 

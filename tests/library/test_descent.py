@@ -17,8 +17,7 @@ from torch import Tensor
 
 import mirrorhead as mh
 from mirrorhead import native
-from mirrorhead.paths import _compiled_loop, _progress, descent
-from mirrorhead.paths._progress import progress_bar
+from mirrorhead.paths import _update_rules, descent
 from mirrorhead.paths._update_rules import Normalized
 from mirrorhead.paths.diagnostics import fitted_slope, observed_rate, theorem_rate
 from mirrorhead.synthetic import example_2, random_problem, random_weights
@@ -208,38 +207,39 @@ def test_the_compiled_loop_takes_the_same_steps(p, loss, shape, scale, seed) -> 
     """Against torch, one step at a time: longer paths of small p amplify rounding."""
     n, T, d = shape
     problem = random_problem(3, n, T, d, seed, loss)
-    assert _compiled_loop.can_compile(problem)
     u = mh.PNorm(p).mirror(random_weights(problem, scale, seed))
     rule = Normalized(p, 0.1)
-    fast = _compiled_loop.NormalizedLoop(problem, p, 0.1)
+    fast = _update_rules.normalized_loop(problem, p, 0.1)
+    assert fast is not None
     for _ in range(10):
         gradient = problem.gradient(rule.weights({"u": u}))
         slow = rule.advance({"u": u}, gradient)["u"]
-        torch.testing.assert_close(fast.advance(u, 1), slow, rtol=1e-11, atol=1e-12)
+        torch.testing.assert_close(fast(u, 1), slow, rtol=1e-11, atol=1e-12)
         u = slow
 
 
 @needs_library
 def test_the_compiled_loop_can_be_cut_anywhere() -> None:
     problem = random_problem(4)
-    loop = _compiled_loop.NormalizedLoop(problem, 1.4, 0.1)
+    loop = _update_rules.normalized_loop(problem, 1.4, 0.1)
+    one = _update_rules.normalized_loop(problem.trial(2), 1.4, 0.1)
+    assert loop is not None and one is not None
     u = torch.randn(4, 10, 10, dtype=torch.float64)
     before = u.clone()
-    whole = loop.advance(u, 300)
+    whole = loop(u, 300)
     assert torch.equal(u, before)
     parts = u
     for count in (1, 99, 150, 50):
-        parts = loop.advance(parts, count)
+        parts = loop(parts, count)
     assert torch.equal(parts, whole)
-    one = _compiled_loop.NormalizedLoop(problem.trial(2), 1.4, 0.1)
-    assert torch.equal(one.advance(u[2], 300), whole[2])
+    assert torch.equal(one(u[2], 300), whole[2])
 
 
 def test_without_the_c_library_torch_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = random_problem(3)
     fast = mh.descend(problem, 2, 500)
-    monkeypatch.setattr(_compiled_loop, "_descent", lambda: None)
-    assert not _compiled_loop.can_compile(problem)
+    monkeypatch.setattr(_update_rules, "_descent", lambda: None)
+    assert _update_rules.normalized_loop(problem, 2, 0.1) is None
     torch.testing.assert_close(mh.descend(problem, 2, 500).W, fast.W, rtol=1e-9, atol=1e-12)
 
 
@@ -383,11 +383,11 @@ def test_a_bar_shows_on_a_terminal_after_two_seconds(monkeypatch: pytest.MonkeyP
 
     screen = Terminal()
     monkeypatch.setattr("sys.stderr", screen)
-    with progress_bar("quick", 10) as tick:
+    with descent.progress_bar("quick", 10) as tick:
         tick(3)
     assert screen.getvalue() == ""
-    monkeypatch.setattr(_progress, "PATIENCE", 0.0)
-    with progress_bar("slow", 10) as tick:
+    monkeypatch.setattr(descent, "PATIENCE", 0.0)
+    with descent.progress_bar("slow", 10) as tick:
         tick(3)
     assert "slow" in screen.getvalue()
     assert "3/10" in screen.getvalue()

@@ -102,7 +102,7 @@ def test_a_narrow_system_is_the_system_of_its_rows():
     torch.testing.assert_close(narrow.take_rows(every), A.take_rows(flat), rtol=0, atol=0)
     h, r = torch.rand(2, 9, generator=g).double(), torch.randn(2, 12, generator=g).double()
     e = torch.rand(2, 12, generator=g).double() + 0.1
-    system = _linear_systems.RowSystem.of(A, allow_float32=True)
+    system = _linear_systems.RowSystem(A, allow_float32=True)
     system.factor(h, torch.ones(2, 20).double(), 1.0)
     system = system.keep_rows(narrow)  # in the memory of the former
     rows = narrow.take_rows(every)

@@ -93,7 +93,7 @@ def test_the_systems_agree(shape, spread):
     matrix = dense(A)
     K = (matrix * h.unsqueeze(-2)) @ matrix.mT + torch.diag_embed(e)
     r = (K @ x.unsqueeze(-1)).squeeze(-1)
-    for system in (_linear_systems.RowSystem.of(A), _linear_systems.ColumnSystem(A)):
+    for system in (_linear_systems.RowSystem(A), _linear_systems.ColumnSystem(A)):
         found = system.factor(h, e, 1e-14)(r, None, 1e-14)
         back = (K @ found.unsqueeze(-1)).squeeze(-1)
         torch.testing.assert_close(back, r, rtol=1e-7, atol=1e-7 * r.abs().max())

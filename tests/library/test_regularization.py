@@ -13,7 +13,7 @@ from torch import Tensor
 
 import mirrorhead as mh
 from margin_cases import generator
-from mirrorhead.paths._continuation import Directions, follow_spheres
+from mirrorhead.paths._continuation import directions, follow_spheres
 from mirrorhead.paths._excess_loss import ExcessLoss, log_logistic, log_loss
 from mirrorhead.paths._lbfgs import minimize
 from mirrorhead.paths.descent import direction_divergence
@@ -294,11 +294,12 @@ def test_an_optimum_met_late_is_carried_back_and_no_radius_is_worse_than_a_small
 
     radii = torch.tensor([1.0, 2.0, 4.0]).double().reshape(3, 1, 1)
     nowhere = torch.zeros(1, 1, dtype=torch.float64)
-    ends = follow_spheres(search, Directions(1, nowhere, 0), 3, radii, torch.ones(1, 1).double())
-    assert ends.points.flatten().tolist() == [9.0, 9.0, 9.0]
-    assert ends.values.flatten().tolist() == [-2.0, -4.0, -4.0]
-    assert ends.reach.flatten().tolist() == [1.0, 2.0, 2.0]
-    assert ends.all_values.shape == (3, 3, 1)
+    soft = torch.ones(1, 1).double()
+    points, reach, values = follow_spheres(search, directions(nowhere, 3, 0), radii, soft)
+    assert points.flatten().tolist() == [9.0, 9.0, 9.0]
+    assert values[:, 0].flatten().tolist() == [-2.0, -4.0, -4.0]
+    assert reach.flatten().tolist() == [1.0, 2.0, 2.0]
+    assert values.shape == (3, 3, 1)
 
 
 def test_divergence_where_there_is_no_direction_or_no_common_row():

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mirrorhead.margin._constraints import Constraints
-from mirrorhead.potentials import dual_exponent, power
+from mirrorhead.potentials import dual_exponent, lp_norm
 
 # A' lam counts as zero when its norm is below this part of sum lam ||row||_2.
 FARKAS = 2e-9
@@ -51,18 +51,15 @@ class Norm:
 class Certificate:
     """What weights and multipliers prove about a problem; every field has the batch shape.
 
-    size: ||w||; margin: the smallest (A w)_k, inf without constraints; upper: ||w|| once scaled
-    to margin 1, inf if the margin is not positive; lower: sum(lam) / ||A' lam||_*; gap:
-    upper/lower - 1, so the best norm lies within a factor 1 + gap of both; farkas:
-    ||A' lam||_2 / sum(lam ||row||_2), which is zero if and only if lam proves infeasibility.
+    The best norm lies within a factor 1 + gap of `upper` and of `lower`.
     """
 
-    size: Tensor
-    margin: Tensor
-    upper: Tensor
-    lower: Tensor
-    gap: Tensor
-    farkas: Tensor
+    size: Tensor  # ||w||
+    margin: Tensor  # the smallest (A w)_k, inf without constraints
+    upper: Tensor  # ||w|| once scaled to margin 1, inf if the margin is not positive
+    lower: Tensor  # sum(lam) / ||A' lam||_*
+    gap: Tensor  # upper/lower - 1
+    farkas: Tensor  # ||A' lam||_2 / sum(lam ||row||_2): 0 if and only if lam proves infeasibility
 
     def gap_as_is(self) -> Tensor:
         """The gap of w as it is. W is not scaled down, so a margin above 1 increases the gap."""
@@ -72,30 +69,26 @@ class Certificate:
 
 def certify(problem: Constraints, w: Tensor, lam: Tensor, norm: Norm) -> Certificate:
     """Evaluate weights w (B, N) and multipliers lam (B, m); negative multipliers count as 0."""
-    A, live = problem.A, problem.live
-    shape = (A.batch, *problem.matrix)
+    live = problem.live
     lam = lam.clamp_min(0) * live
-    margin = torch.where(live, A.apply(w), math.inf).amin(-1)
-    pulled = A.adjoint(lam)
-    s = norm.dual(pulled.view(shape))
-    size = norm.value(w.view(shape))
+    margin = problem.margin(w)
+    pulled = problem.pull(lam)
+    s = norm.dual(pulled)
+    size = norm.value(w.view_as(pulled))
     upper = torch.where(margin > 0, size / margin, math.inf)
     lower = torch.where(s > 0, lam.sum(-1) / s, 0.0)
     gap = torch.where((margin > 0) & (lower > 0), (upper / lower - 1).clamp_min(0), math.inf)
     free = ~live.any(-1)  # without constraints W = 0 is the solution, and no other W is
     gap = torch.where(free, torch.where(size == 0, 0.0, math.inf), gap)
-    mass = (lam * A.row_norms).sum(-1)
-    euclid = _lp(pulled.view(shape), 2.0)
+    mass = (lam * problem.A.row_norms).sum(-1)
     # A row of zeros with a positive multiplier has no mass and proves infeasibility outright.
-    farkas = torch.where(mass > 0, euclid / mass, torch.where(lam.sum(-1) > 0, 0.0, math.inf))
+    massless = torch.where(lam.sum(-1) > 0, 0.0, math.inf)
+    farkas = torch.where(mass > 0, _lp(pulled, 2.0) / mass, massless)
     return Certificate(size, margin, upper, lower, gap, farkas)
 
 
 def support_excess(problem: Constraints, w: Tensor, lam: Tensor) -> Tensor:
-    """The share of each multiplier in their sum less the slack of its constraint, (B, m).
-
-    It is positive on the support. Of a strictly complementary solution one of the two is zero.
-    """
+    """The share of each multiplier less the slack of its constraint, (B, m): > 0 on the support."""
     share = lam / lam.sum(-1, keepdim=True).clamp_min(torch.finfo(lam.dtype).tiny)
     return torch.where(problem.live, share - (problem.A.apply(w) - 1), -math.inf)
 
@@ -120,28 +113,19 @@ def active_constraints(
     A row with equality and multiplier 0, at a degenerate vertex, is decided by neither. Rows are
     not proved inactive in problems that have an active one among those asked for.
     """
-    A = problem.A
     proof = certify(problem, w, lam, norm)
     lam = lam.clamp_min(0) * problem.live
     total = lam.sum(-1)
     gap = proof.gap.clamp_min(ROUNDING)
     asked = asked & problem.live & gap.isfinite().unsqueeze(-1)
-    pulled = A.adjoint(lam).view(A.batch, *problem.matrix)
+    pulled = problem.pull(lam)
     inactive = torch.zeros_like(asked)
     active = asked & (lam >= (gap.sqrt() * total).unsqueeze(-1))
     rest = (asked & ~active.any(-1, keepdim=True)).nonzero()
-    for pairs in rest.split(max(1, _CHUNK // A.columns)) if len(rest) else ():
+    for pairs in rest.split(max(1, _CHUNK // problem.A.columns)) if len(rest) else ():
         b, k = pairs.unbind(-1)
-        inactive[b, k] = (
-            _least_value(
-                A.take(b).take_rows(k.unsqueeze(-1)).view(len(b), *problem.matrix),
-                pulled[b],
-                total[b],
-                proof.upper[b],
-                norm,
-            )
-            > 1
-        )
+        rows = problem.A.take(b).take_rows(k.unsqueeze(-1)).view_as(pulled[b])
+        inactive[b, k] = _least_value(rows, pulled[b], total[b], proof.upper[b], norm) > 1
     return active, inactive
 
 
@@ -156,10 +140,5 @@ def _least_value(a: Tensor, s: Tensor, total: Tensor, upper: Tensor, norm: Norm)
 
 
 def _lp(x: Tensor, p: float) -> Tensor:
-    """||x||_p of (B, a, c), scaled by the largest entry: no overflow, no underflow."""
-    size = x.abs()
-    largest = size.amax((-2, -1))
-    if p == math.inf:
-        return largest
-    scale = largest.where(largest > 0, 1.0)
-    return scale * power(size / scale[:, None, None], p).sum((-2, -1)) ** (1 / p)
+    """||x||_p of (B, a, c)."""
+    return x.abs().amax((-2, -1)) if p == math.inf else lp_norm(x, p, (-2, -1))

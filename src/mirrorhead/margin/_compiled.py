@@ -1,9 +1,7 @@
 """The interior point method in C, for problems whose systems are small enough to factor.
 
 native/margin.c holds all steps of one problem; torch calls would take most of a small problem's
-time. It takes BLAS and LAPACK from scipy, at the addresses that scipy gives to Cython. Where the
-C library is missing, or a problem is large or on a GPU, `_interior_point.py` takes the same steps
-in torch.
+time. It takes BLAS and LAPACK from scipy, at the addresses that scipy gives to Cython.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ import ctypes
 import functools
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
@@ -22,7 +19,7 @@ from torch import Tensor
 from mirrorhead import native
 from mirrorhead.margin._constraints import ConstraintMatrix
 from mirrorhead.margin._linear_systems import DENSE_LIMIT, system_kind
-from mirrorhead.margin._newton_step import Schedule
+from mirrorhead.margin._newton_step import Schedule, Start
 
 AT_ONCE = 64  # problems in one call
 
@@ -36,34 +33,18 @@ class Verdict(IntEnum):
     LOST = 3  # overflow before any point was found
 
 
-@dataclass(frozen=True)
-class RowDropping:
-    """When rows are dropped, and which."""
+class Rule(ctypes.Structure):
+    """`struct rule` of native/margin.c: a schedule, when it ends, and which rows it drops.
 
-    below: float  # only once the gap is below this,
-    ratio: float  # those with u / lam above this times their entry of diag(A diag(h) A'),
-    most_kept: float  # if at most this fraction remains
-
-
-class _Rule(ctypes.Structure):
-    """`struct rule` of native/margin.c."""
+    Once the gap is below `narrow_below`, rows go with u / lam above `loose` times their entry of
+    diag(A diag(h) A'), if at most the fraction `worth` remains.
+    """
 
     _fields_ = [
         *((name, ctypes.c_double) for name in ("factor", "threshold", "floor", "infeasible")),
         *((name, ctypes.c_double) for name in ("narrow_below", "loose", "worth")),
         ("iterations", ctypes.c_int64),
     ]
-
-
-@dataclass(frozen=True, eq=False)
-class KernelResult:
-    """Where the runs of a batch ended; w, lam and gap say nothing where the verdict is LOST."""
-
-    w: Tensor  # (B, N)
-    lam: Tensor  # (B, m)
-    gap: Tensor  # (B,)
-    verdict: Tensor  # (B,), values of `Verdict`
-    iterations: Tensor  # (B,)
 
 
 def can_solve(A: ConstraintMatrix, schedule: Schedule) -> bool:
@@ -73,59 +54,39 @@ def can_solve(A: ConstraintMatrix, schedule: Schedule) -> bool:
 
 
 def solve(
-    A: ConstraintMatrix,
-    b: Tensor,
-    p: float,
-    tol: float,
-    schedule: Schedule,
-    start: tuple[Tensor, Tensor] | None,
-    infeasible: float,
-    dropping: RowDropping,
-) -> KernelResult:
-    """Solve the problems of a batch one after the other."""
+    A: ConstraintMatrix, b: Tensor, p: float, tol: float, rule: Rule, start: Start
+) -> tuple[Tensor, ...]:
+    """Solve the problems of a batch one after the other: w, lam, gap, verdict and iterations.
+
+    The first three say nothing where the verdict, one of `Verdict`, is LOST.
+    """
     solve_margins = _solver()
     assert solve_margins is not None, "call can_solve first"
     B, n, R, a = A.left.shape
-    c = A.right.shape[2]
     data = [x.contiguous() for x in (A.left, A.right, b)]
     w = b.new_zeros(B, A.columns) if start is None else start[0].clone()
     lam = torch.zeros_like(b) if start is None else start[1].clone()
     gap = b.new_empty(B)
     verdict, iterations = (torch.empty(B, dtype=torch.int64) for _ in range(2))
-    rule = _Rule(
-        schedule.factor,
-        schedule.threshold,
-        schedule.floor,
-        infeasible,
-        dropping.below,
-        dropping.ratio,
-        dropping.most_kept,
-        schedule.iterations,
-    )
     tensors = (*data, w, lam, gap, verdict, iterations)
     with _blas().limit(limits=1):  # on such sizes more threads wait for each other
         for i in range(0, B, AT_ONCE):  # between calls Ctrl-C is heard
             parts = [x[i : i + AT_ONCE] for x in tensors]
-            pointers, sizes = [x.data_ptr() for x in parts], (len(parts[0]), n, R, a, c)
-            warm = start is not None
-            if solve_margins(*pointers, *sizes, p, tol, warm, ctypes.byref(rule)):
+            pointers = [x.data_ptr() for x in parts]
+            sizes = (len(parts[0]), n, R, a, A.right.shape[2])
+            if solve_margins(*pointers, *sizes, p, tol, start is not None, ctypes.byref(rule)):
                 raise MemoryError("no memory for the working space of one problem")
-    return KernelResult(w, lam, gap, verdict, iterations)
+    return w, lam, gap, verdict, iterations
 
 
 @functools.cache
 def _solver() -> Callable[..., int] | None:
     pointer, size, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
     use_lapack = native.function("use_lapack", [pointer] * 3)
-    solve_margins = native.function(
-        "solve_margins",
-        [*[pointer] * 8, *[size] * 5, number, number, ctypes.c_int, ctypes.POINTER(_Rule)],
-    )
-    routines = [
-        _address("scipy.linalg.cython_blas", "dgemm"),
-        _address("scipy.linalg.cython_lapack", "dpotrf"),
-        _address("scipy.linalg.cython_lapack", "dpotrs"),
-    ]
+    types = [*[pointer] * 8, *[size] * 5, number, number, ctypes.c_int, ctypes.POINTER(Rule)]
+    solve_margins = native.function("solve_margins", types)
+    lapack = [_address("cython_lapack", name) for name in ("dpotrf", "dpotrs")]
+    routines = [_address("cython_blas", "dgemm"), *lapack]
     if use_lapack is None or None in routines:
         return None
     use_lapack(*routines)
@@ -139,11 +100,8 @@ def _blas() -> ThreadpoolController:
 
 
 def _address(module: str, name: str) -> int | None:
-    """Where one of scipy's BLAS and LAPACK routines is, from the capsule that Cython reads.
-
-    None where its integers are not of 32 bits, as the kernel's are.
-    """
-    capsule = importlib.import_module(module).__pyx_capi__[name]
+    """Where a routine of scipy is; None if its integers are not of 32 bits, like the kernel's."""
+    capsule = importlib.import_module(f"scipy.linalg.{module}").__pyx_capi__[name]
     name_of = ctypes.pythonapi.PyCapsule_GetName
     name_of.restype, name_of.argtypes = ctypes.c_char_p, [ctypes.py_object]
     pointer_of = ctypes.pythonapi.PyCapsule_GetPointer

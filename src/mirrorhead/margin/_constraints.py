@@ -21,24 +21,22 @@ SMALLEST, LARGEST = 1e-300, 1e300
 
 @dataclass(frozen=True, eq=False)
 class Constraints:
-    """A w >= 1 on the live rows, and where each row belongs in the data.
+    """A w >= 1 on the live rows, and where each row belongs in the data."""
 
-    A: float64, the leading dimensions of the data flattened into one; live: (B, m) bool;
-    position: (B, m), the index of a row in the flattened dual of `shape`; lead: the leading
-    dimensions; weights: the shape of one problem's weights.
-    """
-
-    A: ConstraintMatrix
-    live: Tensor
-    position: Tensor
-    lead: tuple[int, ...]
+    A: ConstraintMatrix  # float64, the leading dimensions of the data flattened into one
+    live: Tensor  # (B, m) bool
+    position: Tensor  # (B, m), the index of a row in the flattened dual of `shape`
+    lead: tuple[int, ...]  # the leading dimensions
     shape: tuple[int, ...]
-    weights: tuple[int, ...]
+    weights: tuple[int, ...]  # the shape of one problem's weights
 
-    @property
-    def matrix(self) -> tuple[int, int]:
-        """The shape (a, c) of the weights as a matrix; c = 1 for a plain SVM."""
-        return self.A.left.shape[3], self.A.right.shape[2]
+    def margin(self, w: Tensor) -> Tensor:
+        """The smallest (A w)_k, (B,); inf without constraints."""
+        return torch.where(self.live, self.A.apply(w), math.inf).amin(-1)
+
+    def pull(self, lam: Tensor) -> Tensor:
+        """A' lam as matrices (B, a, c) like the weights; c = 1 for a plain SVM."""
+        return self.A.adjoint(lam).view(self.A.batch, *self.A.shape)
 
     def spread(self, lam: Tensor) -> Tensor:
         """(B, m) values of the rows -> the shape of the data; 0 where there is no row."""
@@ -58,49 +56,53 @@ def attention_constraints(
 ) -> Constraints:
     """(x_i,sel - x_it)' W z_i >= 1 for every token t of sample i other than the selected one.
 
-    X: (..., n, T, d); z: (..., n, c), mostly c = d; tokens: (..., n) integers; mask:
-    (..., n, T) bool, False on padding.
+    The shapes are those of `attention_svm`, except that z is (..., n, c), mostly c = d.
     """
     X, z = _floating("X", X, 3), _floating("z", z, 2)
     *lead, n, T, d = X.shape
+    c = z.shape[-1]
     if z.shape[:-1] != X.shape[:-2]:
         raise ValueError(
             f"z must have shape (..., n, d) with the leading dimensions of X, "
             f"{(*X.shape[:-2], d)}; got {tuple(z.shape)}"
         )
-    if min(n, T, d, z.shape[-1]) == 0:
+    if min(n, T, d, c) == 0:
         raise ValueError(
             f"X and z must have at least one sample, token and feature; got X of shape "
             f"{tuple(X.shape)} and z of shape {tuple(z.shape)}"
         )
-    tokens = _tokens(tokens, X)
+    tokens = torch.as_tensor(tokens, device=X.device)
+    if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
+        raise TypeError(f"tokens must be integers, got {tokens.dtype}")
+    _check_shape("tokens", tokens, X.shape[:-2], "X")
+    if tokens.numel() and not bool(((tokens >= 0) & (tokens < T)).all()):
+        given = f"{tokens.min()} to {tokens.max()}"
+        raise ValueError(f"tokens must lie in 0..{T - 1}, got values from {given}")
     B = X[..., 0, 0, 0].numel()
-    X, z, tokens = X.reshape(B, n, T, d), z.reshape(B, n, z.shape[-1]), tokens.reshape(B, n)
+    X, z, tokens = X.reshape(B, n, T, d), z.reshape(B, n, c), tokens.long().reshape(B, n)
     R = max(T - 1, 1)  # a lone token gets one row of padding
     other = torch.arange(R, device=X.device).expand(B, n, R)
-    other = other + (other >= tokens.unsqueeze(-1))  # all tokens but the selected one
-    other = other.clamp_max(T - 1)
+    # All tokens but the selected one.
+    other = (other + (other >= tokens.unsqueeze(-1))).clamp_max(T - 1)
     live = torch.full_like(other, T > 1, dtype=torch.bool)
     if mask is not None:
-        mask = _mask(mask, (*lead, n, T)).to(X.device).reshape(B, n, T)
+        mask = torch.as_tensor(mask)
+        if mask.dtype != torch.bool:
+            raise TypeError(f"mask must be boolean, True on real tokens; got {mask.dtype}")
+        _check_shape("mask", mask, (*lead, n, T), "X")
+        mask = mask.to(X.device).reshape(B, n, T)
         if not bool(mask.gather(2, tokens.unsqueeze(-1)).all()):
             raise ValueError("tokens selects a token that mask marks as padding")
         live = mask.gather(2, other)
     selected = X.gather(2, tokens.view(B, n, 1, 1).expand(B, n, 1, d))
     left = selected - X.gather(2, other.unsqueeze(-1).expand(B, n, R, d))
     if mask is not None:
-        left = left.masked_fill_(~live.unsqueeze(-1), 0)
+        left.masked_fill_(~live.unsqueeze(-1), 0)
     A = ConstraintMatrix(left, z)
     _check_range("(x_sel - x_t) z' of X and z", A)
     rows = torch.arange(n, device=X.device).view(n, 1) * T
-    return Constraints(
-        A=A,
-        live=live.reshape(B, n * R),
-        position=(other + rows).reshape(B, n * R),
-        lead=tuple(lead),
-        shape=(n, T),
-        weights=(d, z.shape[-1]),
-    )
+    live, position = live.reshape(B, n * R), (other + rows).reshape(B, n * R)
+    return Constraints(A, live, position, tuple(lead), (n, T), (d, c))
 
 
 def svm_constraints(features: Tensor, labels: Tensor) -> Constraints:
@@ -108,16 +110,12 @@ def svm_constraints(features: Tensor, labels: Tensor) -> Constraints:
     features = _floating("features", features, 2)
     *lead, n, d = features.shape
     if min(n, d) == 0:
+        given = tuple(features.shape)
         raise ValueError(
-            f"features must have at least one sample and one feature; "
-            f"got shape {tuple(features.shape)}"
+            f"features must have at least one sample and one feature; got shape {given}"
         )
     labels = torch.as_tensor(labels, device=features.device)
-    if labels.shape != features.shape[:-1]:
-        raise ValueError(
-            f"labels must have shape {tuple(features.shape[:-1])} to fit features; "
-            f"got {tuple(labels.shape)}"
-        )
+    _check_shape("labels", labels, features.shape[:-1], "features")
     if not bool(((labels == 1) | (labels == -1)).all()):
         raise ValueError("labels must be +1 or -1")
     B = features[..., 0, 0].numel()
@@ -128,20 +126,14 @@ def svm_constraints(features: Tensor, labels: Tensor) -> Constraints:
     place = torch.arange(blocks * R, device=features.device).expand(B, -1)
     A = ConstraintMatrix(left.view(B, blocks, R, d), features.new_ones(B, blocks, 1))
     _check_range("the rows of features", A)
-    return Constraints(
-        A=A,
-        live=place < n,
-        position=place.clamp_max(n - 1),
-        lead=tuple(lead),
-        shape=(n,),
-        weights=(d,),
-    )
+    return Constraints(A, place < n, place.clamp_max(n - 1), tuple(lead), (n,), (d,))
 
 
 def _check_range(name: str, A: ConstraintMatrix) -> None:
     """Refuse rows that float64 cannot scale to 1: their weights would overflow or underflow."""
-    norms = A.row_norms
-    wrong = ((norms < SMALLEST) & ~A.zero_rows) | ~(norms <= LARGEST)
+    left, right = A.factor_norms
+    zero = ((left == 0) | (right == 0).unsqueeze(-1)).view_as(A.row_norms)
+    wrong = ((A.row_norms < SMALLEST) & ~zero) | ~(A.row_norms <= LARGEST)
     if bool(wrong.any()):
         raise ValueError(
             f"{name} must be 0 or have norms from {SMALLEST:g} to {LARGEST:g}; "
@@ -162,29 +154,10 @@ def _floating(name: str, x: Tensor, dims: int) -> Tensor:
     return x.detach().to(torch.float64)
 
 
-def _tokens(tokens: Tensor, X: Tensor) -> Tensor:
-    tokens = torch.as_tensor(tokens, device=X.device)
-    if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
-        raise TypeError(f"tokens must be integers, got {tokens.dtype}")
-    if tokens.shape != X.shape[:-2]:
-        raise ValueError(
-            f"tokens must have shape {tuple(X.shape[:-2])} to fit X; got {tuple(tokens.shape)}"
-        )
-    T = X.shape[-2]
-    if tokens.numel() and not bool(((tokens >= 0) & (tokens < T)).all()):
-        raise ValueError(
-            f"tokens must lie in 0..{T - 1}, got values from {tokens.min()} to {tokens.max()}"
-        )
-    return tokens.long()
-
-
-def _mask(mask: Tensor, shape: tuple[int, ...]) -> Tensor:
-    mask = torch.as_tensor(mask)
-    if mask.dtype != torch.bool:
-        raise TypeError(f"mask must be boolean, True on real tokens; got {mask.dtype}")
-    if mask.shape != shape:
-        raise ValueError(f"mask must have shape {shape} to fit X; got {tuple(mask.shape)}")
-    return mask
+def _check_shape(name: str, x: Tensor, shape: tuple[int, ...], data: str) -> None:
+    if x.shape != shape:
+        given = tuple(x.shape)
+        raise ValueError(f"{name} must have shape {tuple(shape)} to fit {data}; got {given}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,19 +175,10 @@ class ConstraintMatrix:
     Attention has left = x_sel - x_t and right = z. A plain SVM has right = 1 and one block,
     or several of bounded size. The leading dimension is a batch of problems; vectors are
     (B, m) with m = n R, weights (B, N) with N = a c.
-
-    left: (B, n, R, a); right: (B, n, c).
-
-    >>> left = torch.tensor([[[[1.0, 0.0], [1.0, -1.0]]]])
-    >>> A = ConstraintMatrix(left, right=torch.tensor([[[2.0]]]))
-    >>> A.apply(torch.tensor([[3.0, 1.0]]))
-    tensor([[6., 4.]])
-    >>> A.adjoint(torch.tensor([[1.0, 1.0]]))
-    tensor([[ 4., -2.]])
     """
 
-    left: Tensor
-    right: Tensor
+    left: Tensor  # (B, n, R, a)
+    right: Tensor  # (B, n, c)
 
     @property
     def batch(self) -> int:
@@ -226,9 +190,14 @@ class ConstraintMatrix:
         return self.left.shape[1] * self.left.shape[2]
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """(a, c), the shape of the weights of one problem."""
+        return self.left.shape[3], self.right.shape[2]
+
+    @property
     def columns(self) -> int:
         """N, the number of weights of one problem."""
-        return self.left.shape[3] * self.right.shape[2]
+        return math.prod(self.shape)
 
     def take(self, keep: Tensor | slice) -> ConstraintMatrix:
         """The sub-batch of the problems named by `keep`."""
@@ -236,10 +205,8 @@ class ConstraintMatrix:
 
     def keep_rows(self, index: Tensor) -> ConstraintMatrix:
         """The rows named by index (B, n, fewer), which counts within each block."""
-        a = self.left.shape[3]
-        return ConstraintMatrix(
-            self.left.gather(2, index.unsqueeze(-1).expand(-1, -1, -1, a)), self.right
-        )
+        index = index.unsqueeze(-1).expand(-1, -1, -1, self.left.shape[3])
+        return ConstraintMatrix(self.left.gather(2, index), self.right)
 
     def apply(self, w: Tensor) -> Tensor:
         """A w: (B, N) -> (B, m)."""
@@ -256,22 +223,16 @@ class ConstraintMatrix:
     @cached_property
     def row_norms(self) -> Tensor:
         """Euclidean norms of the rows of A, (B, m); they neither over- nor underflow."""
-        left, right = self._factor_norms
+        left, right = self.factor_norms
         return (left * right.unsqueeze(-1)).view(self.batch, self.rows)
-
-    @property
-    def zero_rows(self) -> Tensor:
-        """(B, m) bool, rows of zeros: one of the two factors is zero."""
-        left, right = self._factor_norms
-        return ((left == 0) | (right == 0).unsqueeze(-1)).view(self.batch, self.rows)
 
     def unit_rows(self) -> ConstraintMatrix:
         """The same rows with Euclidean norm 1; zero rows stay zero."""
-        left, right = (norm.where(norm > 0, 1).unsqueeze(-1) for norm in self._factor_norms)
+        left, right = (norm.where(norm > 0, 1).unsqueeze(-1) for norm in self.factor_norms)
         return ConstraintMatrix(self.left / left, self.right / right)
 
     @cached_property
-    def _factor_norms(self) -> tuple[Tensor, Tensor]:
+    def factor_norms(self) -> tuple[Tensor, Tensor]:
         return _norm(self.left), _norm(self.right)
 
     def block_gram(self, h: Tensor) -> Tensor:
@@ -286,19 +247,17 @@ class ConstraintMatrix:
 
     def column_sizes(self) -> Tensor:
         """Squared Euclidean norms of the columns of A, (B, N)."""
-        B, n, R, a = self.left.shape
-        squares = self.left.new_empty(B, n, a)
-        for at in self.chunks(R * a):
-            squares[:, at] = self.left[:, at].square().sum(-2)
-        return (squares.mT @ self.right.square()).view(B, -1)
+        _, _, R, a = self.left.shape
+        squares = [self.left[:, at].square().sum(-2) for at in self.chunks(R * a)]
+        return (torch.cat(squares, 1).mT @ self.right.square()).view(self.batch, -1)
 
     def take_rows(self, index: Tensor) -> Tensor:
         """The rows of A named by index (B, k), as (B, k, N)."""
         B, n, R, a = self.left.shape
-        c = self.right.shape[2]
-        left = self.left.view(B, n * R, a).gather(1, index.unsqueeze(-1).expand(-1, -1, a))
-        right = self.right.gather(1, (index // R).unsqueeze(-1).expand(-1, -1, c))
-        return (left.unsqueeze(-1) * right.unsqueeze(-2)).view(B, -1, a * c)
+        index = index.unsqueeze(-1)
+        left = self.left.view(B, n * R, a).gather(1, index.expand(-1, -1, a))
+        right = self.right.gather(1, (index // R).expand(-1, -1, self.right.shape[2]))
+        return (left.unsqueeze(-1) * right.unsqueeze(-2)).view(B, -1, self.columns)
 
     def take_columns(self, index: Tensor, at: slice) -> Tensor:
         """The columns of A named by index (k,), in the rows of the blocks `at`: (B, ., R, k)."""
@@ -307,9 +266,8 @@ class ConstraintMatrix:
 
     def chunks(self, each: int) -> Iterator[slice]:
         """Slices of the blocks; `each` numbers a block and problem stay within bounds."""
-        n = self.left.shape[1]
         size = max(1, _CHUNK // (self.batch * each))
-        return (slice(k, k + size) for k in range(0, n, size))
+        return (slice(k, k + size) for k in range(0, self.left.shape[1], size))
 
 
 def _norm(x: Tensor) -> Tensor:

@@ -6,9 +6,10 @@ import math
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -28,18 +29,9 @@ SHARED_FROM = 1 << 20
 # A step that may be wrong by this much is solved in float32.
 FLOAT32_ACCURACY = 1e-5
 
+Map = Callable[[Tensor], Tensor]
 # solve(r, guess, tol) -> x; only the iterative system looks at guess and tol.
 Solver = Callable[[Tensor, Tensor | None, float], Tensor]
-
-
-class System(Protocol):
-    """A method to factor K and solve with it; `steps` counts its inner iterations."""
-
-    steps: int
-
-    def factor(self, h: Tensor, e: Tensor, tol: float) -> Solver: ...
-
-    def take(self, keep: Tensor) -> System: ...
 
 
 def system_kind(A: ConstraintMatrix, limit: int) -> Literal["rows", "columns", "iterative"]:
@@ -59,42 +51,30 @@ def problems_at_once(A: ConstraintMatrix, limit: int) -> int:
     return max(1, BUDGET // each)
 
 
-def make_system(A: ConstraintMatrix, limit: int, p: float, allow_float32: bool = False) -> System:
+def make_system(A: ConstraintMatrix, limit: int, p: float, allow_float32: bool) -> System:
     """Choose a system; `allow_float32` permits float32 where the requested accuracy allows it."""
     kind = system_kind(A, limit)
     if kind == "iterative":
         return IterativeSystem(A, grows=p > 2)
-    return RowSystem.of(A, p == 2, allow_float32) if kind == "rows" else ColumnSystem(A)
+    return RowSystem(A, p == 2, allow_float32) if kind == "rows" else ColumnSystem(A)
 
 
-@dataclass
 class RowSystem:
-    """K itself, m x m, by Cholesky.
+    """K itself, m x m, by Cholesky. At p = 2 only e changes, and K keeps the rest.
 
     The large temporaries are kept from step to step, and handed on when the system shrinks:
-    allocating them again costs more in page faults than the arithmetic done on them. At p = 2
-    only e changes, and K keeps the rest.
+    allocating them again costs more in page faults than the arithmetic done on them.
     """
 
-    A: ConstraintMatrix
-    constant: bool  # h never changes
-    space: list[Tensor]  # the flat memory of the next three
-    scaled: Tensor  # (B, rows of blocks at a time, n, R, a)
-    K: Tensor  # (B, m, m), of which the lower triangle counts
-    L: Tensor  # (B, m, m), its Cholesky factor
-    gram: Tensor  # (B, m), the diagonal of A diag(h) A' in the last factor
-    pairs: Tensor  # (B, n, n, c): right_i o right_j
-    float32: RowSystem | None  # the same system in float32, while that is accurate enough
-    filled: bool = False  # K holds A diag(h) A' but for its diagonal, once and for all
-    steps: int = 0
+    steps = 0
 
-    @staticmethod
-    def of(
+    def __init__(
+        self,
         A: ConstraintMatrix,
         constant: bool = False,
         allow_float32: bool = False,
         space: list[Tensor] | None = None,
-    ) -> RowSystem:
+    ) -> None:
         B, n, R, a = A.left.shape
         lines = n if B > 1 else min(n, max(1, 8 * BUDGET // (n * R * a)))
         if space is not None:
@@ -102,32 +82,29 @@ class RowSystem:
         shapes = [(B, lines, n, R, a), (B, n * R, n * R), (B, n * R, n * R)]
         space = space or [A.left.new_empty(math.prod(shape)) for shape in shapes]
         views = zip(space, shapes, strict=True)
-        scaled, K, L = (flat[: math.prod(shape)].view(shape) for flat, shape in views)
-        float32 = None
+        # K, of which the lower triangle counts, its Cholesky factor L, and `lines` rows of blocks.
+        self.scaled, self.K, L = (flat[: math.prod(shape)].view(shape) for flat, shape in views)
+        self.A, self.L, self.space = A, L.mT, space
+        self.constant = constant  # h never changes
+        self.filled = False  # K holds A diag(h) A' but for its diagonal, once and for all
+        self.gram = L.new_empty(B, n * R)  # the diagonal of A diag(h) A' in the last factor
+        self.pairs = A.right[:, :, None] * A.right[:, None]  # (B, n, n, c): right_i o right_j
+        self.float32 = None  # the same system in float32, while that is accurate enough
         if allow_float32:
             single = ConstraintMatrix(A.left.float(), A.right.float())
-            float32 = RowSystem.of(single, constant, space=[x.view(torch.float32) for x in space])
-        pairs = A.right[:, :, None] * A.right[:, None]
-        gram = A.left.new_empty(B, n * R)
-        return RowSystem(A, constant, space, scaled, K, L.mT, gram, pairs, float32)
+            self.float32 = RowSystem(single, constant, space=[x.view(torch.float32) for x in space])
 
     def keep_rows(self, A: ConstraintMatrix) -> RowSystem:
         """The system of A, which has fewer rows, in the same memory."""
-        return RowSystem.of(A, self.constant, self.float32 is not None, self.space)
+        return RowSystem(A, self.constant, self.float32 is not None, self.space)
 
     def take(self, keep: Tensor) -> RowSystem:
-        A = self.A.take(keep)
-        B = A.batch
-        return replace(
-            self,
-            A=A,
-            pairs=self.pairs[keep],
-            scaled=self.scaled[:B],
-            K=self.K[keep] if self.filled else self.K[:B],
-            L=self.L[:B],
-            float32=None if self.float32 is None else self.float32.take(keep),
-            gram=self.gram[keep],
-        )
+        taken, B = copy(self), len(keep)
+        taken.A, taken.gram, taken.pairs = self.A.take(keep), self.gram[keep], self.pairs[keep]
+        taken.scaled, taken.L = self.scaled[:B], self.L[:B]
+        taken.K = self.K[keep] if self.filled else self.K[:B]
+        taken.float32 = None if self.float32 is None else self.float32.take(keep)
+        return taken
 
     def factor(self, h: Tensor, e: Tensor, tol: float) -> Solver:
         if self.float32 is not None:
@@ -154,8 +131,7 @@ class RowSystem:
         K = self.K.view(B, n, R, n * R)
         for k in range(0, n, lines):  # one turn, unless a single problem is large
             at = slice(k, min(k + lines, n))
-            scaled = self.scaled[:, : at.stop - k]
-            torch.mul(left[:, None], weights[:, at], out=scaled)
+            scaled = torch.mul(left[:, None], weights[:, at], out=self.scaled[:, : at.stop - k])
             torch.matmul(left[:, at], scaled.view(B, -1, n * R, a).mT, out=K[:, at])
 
 
@@ -184,8 +160,7 @@ class ColumnSystem:
         k = min(A.rows, A.columns + A.columns // 2)
         active = e.topk(k, dim=-1, largest=False).indices
         inverse = (1 / e).scatter(1, active, 0.0)
-        M = self._weighted(inverse)
-        M.mul_(root.unsqueeze(-1)).mul_(root.unsqueeze(-2))
+        M = self._weighted(inverse).mul_(root.unsqueeze(-1)).mul_(root.unsqueeze(-2))
         M.diagonal(dim1=-2, dim2=-1).add_(1)
         L = cholesky(M)
         rows = A.take_rows(active) * root.unsqueeze(-2)  # B_S, (B, k, N)
@@ -244,20 +219,21 @@ class IterativeSystem:
         if self.grows and self.last > 32:
             most = min(2048, A.columns // 4, COLUMN_BUDGET // A.rows)
             self.heavy = min(most, max(128, self.heavy) * (1 + self.last // 32))
+        self.last = 0
         precondition = self._preconditioner(h, e)
 
+        def K(v: Tensor) -> Tensor:
+            return A.apply(h * A.adjoint(v)) + e * v
+
         def solve(r: Tensor, guess: Tensor | None, tol: float) -> Tensor:
-            x, steps = _conjugate_gradients(
-                lambda v: A.apply(h * A.adjoint(v)) + e * v, r, precondition, guess, tol
-            )
+            x, steps = _conjugate_gradients(K, r, precondition, guess, tol)
             self.steps += steps
             self.last = max(self.last, steps)
             return x
 
-        self.last = 0
         return solve
 
-    def _preconditioner(self, h: Tensor, e: Tensor) -> Callable[[Tensor], Tensor]:
+    def _preconditioner(self, h: Tensor, e: Tensor) -> Map:
         A = self.A
         B, n, R, _ = A.left.shape
         heavy, root = None, h
@@ -300,6 +276,9 @@ class IterativeSystem:
         return precondition
 
 
+System = RowSystem | ColumnSystem | IterativeSystem
+
+
 @cache
 def _threads(count: int, process: int) -> ThreadPoolExecutor:
     """Threads do not survive a fork, so that each process has its own."""
@@ -307,26 +286,17 @@ def _threads(count: int, process: int) -> ThreadPoolExecutor:
 
 
 def _share_blocks(work: Callable[[slice], object], n: int, R: int) -> None:
-    """Do `work` for all of n blocks, R x R; large ones on as many threads as torch may use.
-
-    torch goes through the matrices of a batch one by one when it factors them or solves with them.
-    """
+    """Do `work` for n blocks R x R; large ones on several threads, since torch would use one."""
     count = min(torch.get_num_threads(), n)
     if count == 1 or n * R * R < SHARED_FROM:
         work(slice(0, n))
         return
     parts = [slice(k * n // count, (k + 1) * n // count) for k in range(count)]
-    for done in [_threads(count, os.getpid()).submit(work, part) for part in parts]:
-        done.result()
+    list(_threads(count, os.getpid()).map(work, parts))
 
 
 def _conjugate_gradients(
-    K: Callable[[Tensor], Tensor],
-    r: Tensor,
-    precondition: Callable[[Tensor], Tensor],
-    guess: Tensor | None,
-    tol: float,
-    limit: int = 1000,
+    K: Map, r: Tensor, precondition: Map, guess: Tensor | None, tol: float
 ) -> tuple[Tensor, int]:
     """Solve K x = r until the preconditioned residual has fallen to tol of that of x = 0."""
     x = torch.zeros_like(r) if guess is None else guess.clone()
@@ -336,7 +306,7 @@ def _conjugate_gradients(
     z = precondition(r)
     d, rz = z, (r * z).sum()
     steps = 0
-    while steps < limit and bool(rz > goal):
+    while steps < 1000 and bool(rz > goal):
         Kd = K(d)
         alpha = rz / (d * Kd).sum()
         x = x + alpha * d
@@ -350,11 +320,8 @@ def _conjugate_gradients(
 
 def cholesky(K: Tensor, out: Tensor | None = None) -> Tensor:
     """Cholesky factors of a batch; a matrix that fails gets a jitter of its own."""
-    if out is None:
-        L, info = torch.linalg.cholesky_ex(K)
-    else:
-        info = torch.empty(K.shape[:-2], dtype=torch.int32, device=K.device)
-        L, info = torch.linalg.cholesky_ex(K, out=(out, info))
+    info = torch.empty(K.shape[:-2], dtype=torch.int32, device=K.device)
+    L, info = torch.linalg.cholesky_ex(K, out=None if out is None else (out, info))
     jitter = 50 * torch.finfo(K.dtype).eps
     while bool((info > 0).any()) and jitter < 1e-2:
         bad = info > 0
@@ -367,6 +334,6 @@ def cholesky(K: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def cholesky_solve(L: Tensor, r: Tensor) -> Tensor:
-    """Two triangular solves; twice as fast as torch.cholesky_solve on batches."""
+    """Two triangular solves: twice as fast as torch.cholesky_solve on batches."""
     y = torch.linalg.solve_triangular(L, r.unsqueeze(-1), upper=False)
     return torch.linalg.solve_triangular(L.mT, y, upper=True).squeeze(-1)

@@ -5,8 +5,11 @@ Vectors are (B, N) or (B, m), scalars (B, 1). native/margin.c takes the same ste
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +17,7 @@ from torch import Tensor
 from mirrorhead.margin._constraints import ConstraintMatrix
 from mirrorhead.margin._linear_systems import System
 
+Start = tuple[Tensor, Tensor] | None  # w and lam of a similar problem
 # Entries below this count as zero: the logarithm stays finite, and every power of them is 0.
 _TINY = 1e-290
 
@@ -30,8 +34,7 @@ class Schedule:
     shortcuts: bool = False  # use float32 and fewer rows where that seems to be enough
 
 
-@dataclass(frozen=True, eq=False)
-class Iterate:
+class Iterate(NamedTuple):
     """A point, normalised to ||w||_p = 1 and <w, s> = 1, with s = A' lam and aw = A w."""
 
     w: Tensor  # (B, N)
@@ -45,24 +48,39 @@ class Iterate:
     log_dual_norm: Tensor  # (B, 1), log ||s||_q, which is >= 0
 
     def take(self, keep: Tensor) -> Iterate:
-        return Iterate(*(getattr(self, field.name)[keep] for field in fields(self)))
-
-    def gap(self, pairing: Tensor, margin: Tensor) -> Tensor:
-        """The relative gap, from pairing = <b, lam> and the margin of w, (B, 1) each.
-
-        ||s||_q / <b, lam> bounds the margin of every w of norm 1.
-        """
-        return torch.expm1(self.log_dual_norm - torch.log(pairing * margin.clamp_min(0)))
+        return Iterate(*(x[keep] for x in self))
 
 
-def starting_point(
-    A: ConstraintMatrix,
-    b: Tensor,
-    p: float,
-    schedule: Schedule,
-    start: tuple[Tensor, Tensor] | None,
-) -> Iterate:
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The constraints A w >= b of a run: all of a problem's, or those that were not dropped."""
+
+    A: ConstraintMatrix
+    b: Tensor  # (B, m)
+    place: Tensor  # (B, m), the index of each row among all of the problem's
+
+    @cached_property
+    def _quotient(self) -> tuple[Tensor, Tensor]:
+        """inf on padding, else 0; and 1 / b: what makes (A w)_k / b_k of A w."""
+        return torch.zeros_like(self.b).masked_fill_(self.b < 0, math.inf), 1 / self.b
+
+    def take(self, keep: Tensor) -> Rows:
+        return Rows(self.A.take(keep), self.b[keep], self.place[keep])
+
+    def margin(self, aw: Tensor) -> Tensor:
+        """The smallest (A w)_k / b_k, (B, 1)."""
+        padding, inverse = self._quotient
+        return torch.addcmul(padding, aw, inverse).amin(-1, keepdim=True)
+
+    def gap(self, x: Iterate, margin: Tensor | None = None) -> Tensor:
+        """The gap of x at its exponent, (B, 1): ||s||_q / <b, lam> bounds any margin at norm 1."""
+        margin = self.margin(x.aw) if margin is None else margin
+        return torch.expm1(x.log_dual_norm - torch.log(_dot(self.b, x.lam) * margin.clamp_min(0)))
+
+
+def starting_point(rows: Rows, p: float, schedule: Schedule, start: Start) -> Iterate:
     """Return a centred point: from the data alone at an exponent near 2, or near a solution."""
+    A, b = rows.A, rows.b
     share = b.clamp_min(0) / b.clamp_min(0).square().sum(-1, keepdim=True)
     share = share.where(b > 0, 0.01 / b.shape[-1])  # padding starts near its final value, 0
     if start is None:
@@ -77,25 +95,17 @@ def starting_point(
     s = A.adjoint(lam)
     w = _inverse_mirror(s, exponent) if start is None else start[0]
     aw = A.apply(w)
-    x = normalised(w, aw, aw, s, lam, exponent, p)
+    x = _normalised(w, aw, aw, s, lam, exponent, p)
     beta = (1 - slack) / _dot(b, x.lam)
     least = 0.1 * slack / (b.shape[-1] * x.lam)
-    return replace(x, u=torch.maximum(x.aw - beta * b, least))
+    return x._replace(u=torch.maximum(x.aw - beta * b, least))
 
 
 def newton_step(
-    x: Iterate,
-    A: ConstraintMatrix,
-    b: Tensor,
-    system: System,
-    p: float,
-    schedule: Schedule,
-    gap: Tensor,
+    x: Iterate, rows: Rows, system: System, p: float, schedule: Schedule, gap: Tensor
 ) -> Iterate:
-    """Take one predictor-corrector step from x, after moving the exponents that may move.
-
-    gap: (B, 1), that of x.
-    """
+    """Move the exponents that may move, then take one predictor-corrector step."""
+    A, b = rows.A, rows.b
     moving = x.p != p
     any_moves = bool(moving.any())
     if any_moves:
@@ -108,10 +118,10 @@ def newton_step(
     target = (1 - complementarity).clamp_min(0.1) / _dot(b, x.lam) * b
     # sum |w|^p/p + |s|^q/q - w s, the Fenchel gap of w = psi(s), in the current normalisation.
     fenchel = torch.expm1(q * x.log_dual_norm) / q
-    mirror = linearised_mirror_map(x.w, x.s, x.log_w, x.log_s, x.p, gap, p)
+    h, rho, f = _linearised_mirror_map(x, gap, p)
     accuracy = min(max(0.1 * float(gap.min()), 1e-8), 1e-2)
-    solve = system.factor(mirror.h, x.u / x.lam, accuracy)
-    residual = target - x.aw - A.apply(mirror.rho)
+    solve = system.factor(h, x.u / x.lam, accuracy)
+    residual = target - x.aw - A.apply(rho)
 
     # Predictor: straight at the solution. With r = dlam/lam, complementarity asks for
     # du/u = -(1 + r). The length of this step decides how much to centre.
@@ -132,7 +142,7 @@ def newton_step(
     r = dlam / x.lam
     du = push - x.u * (1 + r)
     ds = A.adjoint(dlam)
-    dw = torch.addcmul(mirror.rho, mirror.h, ds)
+    dw = torch.addcmul(rho, h, ds)
 
     # Nearly to the boundary, primal and dual separately; closer to it as the gap closes.
     fraction = (1 - gap).clamp_min(0.99).clamp_max(1 - 1e-8)
@@ -140,29 +150,23 @@ def newton_step(
     primal = fraction * _longest_step((du / x.u).amin(-1, True))
     if p < 2 and float(gap.max()) > 1e-4:
         linear = _dot(target, dlam)
-        shrink = _backtrack(
-            lambda a: (
-                _dot(_signed_power(torch.addcmul(x.s, a, ds), q - 1), ds)
-                - linear
-                - mu * _sum(r / (1 + a * r))
-            ),
-            _dot(mirror.f, ds) - linear - mu * _sum(r),
-            dual,
-            gap > 1e-4,
-        )
+
+        def slope(a: Tensor) -> Tensor:
+            power = _signed_power(torch.addcmul(x.s, a, ds), q - 1)
+            return _dot(power, ds) - linear - mu * _sum(r / (1 + a * r))
+
+        shrink = _backtrack(slope, _dot(f, ds) - linear - mu * _sum(r), dual, gap > 1e-4)
         primal, dual = primal * shrink, dual * shrink
     elif p > 2:
         # With the new multipliers, dw and du descend whether or not A w - u = target holds yet.
         new_s, new_lam = x.s + ds, x.lam + dlam
-        primal = primal * _backtrack(
-            lambda a: (
-                _dot(_signed_power(torch.addcmul(x.w, a, dw), x.p - 1) - new_s, dw)
-                + _dot(new_lam - mu / torch.addcmul(x.u, a, du), du)
-            ),
-            _dot(mirror.f - new_s, dw) + _dot(new_lam - mu / x.u, du),
-            primal,
-            gap > 0,
-        )
+
+        def slope(a: Tensor) -> Tensor:
+            power = _signed_power(torch.addcmul(x.w, a, dw), x.p - 1)
+            return _dot(power - new_s, dw) + _dot(new_lam - mu / torch.addcmul(x.u, a, du), du)
+
+        slope_at_0 = _dot(f - new_s, dw) + _dot(new_lam - mu / x.u, du)
+        primal = primal * _backtrack(slope, slope_at_0, primal, gap > 0)
     w = torch.addcmul(x.w, primal, dw)
     lam = torch.addcmul(x.lam, dual, dlam)
     u = torch.addcmul(x.u, primal, du)
@@ -171,10 +175,19 @@ def newton_step(
     astray = _dot(w, s) <= 0
     if bool(astray.any()):  # as happens when there is no solution: restart w from s
         w = torch.where(astray, _inverse_mirror(s, x.p), w)
-    return normalised(w, A.apply(w), u, s, lam, x.p, p)
+    return _normalised(w, A.apply(w), u, s, lam, x.p, p)
 
 
-def normalised(
+def drop_rows(x: Iterate, rows: Rows, index: Tensor, p: float) -> tuple[Iterate, Rows]:
+    """The point and the rows named by index (B, n, fewer), which counts within each block."""
+    B, n, R, _ = rows.A.left.shape
+    flat = (index + torch.arange(0, n * R, R, device=index.device).view(n, 1)).view(B, -1)
+    lam, aw, u, b, place = (y.gather(1, flat) for y in (x.lam, x.aw, x.u, rows.b, rows.place))
+    rows = Rows(rows.A.keep_rows(index), b, place)
+    return _normalised(x.w, aw, u, rows.A.adjoint(lam), lam, x.p, p), rows
+
+
+def _normalised(
     w: Tensor, aw: Tensor, u: Tensor, s: Tensor, lam: Tensor, exponent: Tensor, p: float
 ) -> Iterate:
     """Scale w and lam, which keeps their directions, and take the logarithms."""
@@ -185,22 +198,14 @@ def normalised(
     pairing = _dot(w, s)
     pairing = torch.where(pairing > 0, pairing, 1.0)  # s = 0: lam is a Farkas certificate
     log_pairing = torch.log(pairing)
-    return Iterate(
-        w=w,
-        aw=aw * shrink,
-        u=u * shrink,
-        s=s / pairing,
-        lam=lam / pairing,
-        p=exponent,
-        log_w=log_w if p == 2 else log_w - size,
-        log_s=log_s if p == 2 else log_s - log_pairing,
-        log_dual_norm=dual_size - log_pairing,
-    )
+    if p != 2:
+        log_w, log_s = log_w - size, log_s - log_pairing
+    primal, dual = (w, aw * shrink, u * shrink), (s / pairing, lam / pairing)
+    return Iterate(*primal, *dual, exponent, log_w, log_s, dual_size - log_pairing)
 
 
-@dataclass(frozen=True, eq=False)
-class LinearisedMirrorMap:
-    r"""The first-order model dw = h ds + rho of the mirror map between w and s at one point.
+def _linearised_mirror_map(x: Iterate, gap: Tensor, goal: float) -> tuple[Tensor, Tensor, Tensor]:
+    r"""h, rho and f of the first-order model dw = h ds + rho of the mirror map at x.
 
     The optimality condition s = phi(w), phi(w) = sign(w)|w|^(p-1), also reads w = psi(s),
     psi(s) = sign(s)|s|^(q-1). Only one of the two has a bounded slope at zero, and that is
@@ -210,34 +215,21 @@ class LinearisedMirrorMap:
         p >  2:  f = phi(w),  h = (q-1) max(|f|, floor)^(q-2),  rho = h (s - f)
 
     w is an iterate of its own in both cases. For p > 2, resetting it to psi(s) would undo what
-    the linearisation gains.
-    """
-
-    h: Tensor
-    rho: Tensor
-    f: Tensor
-
-
-def linearised_mirror_map(
-    w: Tensor, s: Tensor, log_w: Tensor, log_s: Tensor, p: Tensor, gap: Tensor, goal: float
-) -> LinearisedMirrorMap:
-    """Linearise the mirror map at (w, s), given their logarithms, for exponents p.
-
-    For p > 2, h grows without bound at w = 0. A floor of 1e-2 gap, relative to the largest
-    |phi(w)|, bounds it. All p lie between 2 and `goal`.
+    the linearisation gains, and h grows without bound at w = 0: the floor, 1e-2 gap times the
+    largest |phi(w)|, bounds it. All exponents lie between 2 and `goal`.
     """
     if goal == 2:
-        return LinearisedMirrorMap(torch.ones_like(s), s - w, s)
-    r = 1 / (p - 1)  # q - 1
+        return torch.ones_like(x.s), x.s - x.w, x.s
+    r = 1 / (x.p - 1)  # q - 1
     if goal < 2:
-        slope = torch.exp((r - 1) * log_s)
-        f = slope * s
-        return LinearisedMirrorMap(r * slope, f - w, f)
-    log_f = (p - 1) * log_w
-    f = torch.copysign(torch.exp(log_f), w)
+        slope = torch.exp((r - 1) * x.log_s)
+        f = slope * x.s
+        return r * slope, f - x.w, f
+    log_f = (x.p - 1) * x.log_w
+    f = torch.copysign(torch.exp(log_f), x.w)
     lowest = log_f.amax(-1, True) + torch.log(1e-2 * gap.clamp_max(1).clamp_min(1e-16))
     h = r * torch.exp((r - 1) * torch.maximum(log_f, lowest))
-    return LinearisedMirrorMap(h, h * (s - f), f)
+    return h, h * (x.s - f), f
 
 
 def _backtrack(
@@ -267,17 +259,8 @@ def _at_exponent(x: Iterate, p: Tensor) -> Iterate:
     size = _log_norm(x.log_w, p)
     grow = torch.exp(size)
     log_s = x.log_s + size
-    return Iterate(
-        w=x.w / grow,
-        aw=x.aw / grow,
-        u=x.u / grow,
-        s=x.s * grow,
-        lam=x.lam * grow,
-        p=p,
-        log_w=x.log_w - size,
-        log_s=log_s,
-        log_dual_norm=_log_norm(log_s, p / (p - 1)),
-    )
+    primal, dual = (x.w / grow, x.aw / grow, x.u / grow), (x.s * grow, x.lam * grow)
+    return Iterate(*primal, *dual, p, x.log_w - size, log_s, _log_norm(log_s, p / (p - 1)))
 
 
 def _inverse_mirror(s: Tensor, p: Tensor) -> Tensor:

@@ -1,26 +1,162 @@
-"""The margin problems of the paper: lp-AttSVM and lp-SVM, solved with a certificate."""
+"""The margin problems of the paper, lp-AttSVM and lp-SVM, and their certified solutions."""
 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mirrorhead._checks import is_number
-from mirrorhead.margin import _linear_programs, _nuclear_norm
 from mirrorhead.margin._certificate import FARKAS, Norm, certify, support_excess
-from mirrorhead.margin._constraints import (
-    ConstraintMatrix,
-    Constraints,
-    attention_constraints,
-    svm_constraints,
-)
-from mirrorhead.margin._interior_point import SolverResult
-from mirrorhead.margin._interior_point import solve as solve_lp
-from mirrorhead.margin._solution import MarginSolution, Status
+from mirrorhead.margin._constraints import Constraints, attention_constraints, svm_constraints
+from mirrorhead.margin._interior_point import SolverResult, solve
+from mirrorhead.margin._other_norms import solve_nuclear, solve_polyhedral
 from mirrorhead.potentials import check_p
+
+# Numbers recomputed from the same W, dual and data differ by less than this, relatively.
+ROUNDED = 1e-11
+
+
+class Status(IntEnum):
+    """What is proved about a problem; the words of `MarginSolution.status` are these names."""
+
+    OPTIMAL = 0
+    INFEASIBLE = 1
+    UNFINISHED = 2
+
+
+WORDS = [status.name.lower() for status in Status]
+
+
+@dataclass(frozen=True, eq=False)
+class Check:
+    """What `MarginSolution.check` found. All fields have the shape of the batch.
+
+    valid: the status is proved, and norm, gap, support and the scale of dual are those that W,
+        dual and the data give.
+    margin: the smallest constraint value, at least 1 up to rounding where optimal.
+    gap: ||W|| relative to the dual's lower bound, less 1, for W scaled to margin 1 if its margin
+        is below 1.
+    farkas: ||A' dual||_2 relative to the rows; 0 proves infeasibility.
+    """
+
+    valid: Tensor
+    margin: Tensor
+    gap: Tensor
+    farkas: Tensor
+
+    def __bool__(self) -> bool:
+        return bool(self.valid.all())
+
+    def __repr__(self) -> str:
+        count = f"{int(self.valid.sum())} of {self.valid.numel()} valid"
+        margin, gap = _finite(torch.min, self.margin, ".15g"), _finite(torch.max, self.gap, ".1e")
+        return f"Check({count}, smallest margin {margin}, gap up to {gap})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MarginSolution:
+    r"""Weights of smallest norm that satisfy all margin constraints, with a certificate.
+
+    W: (..., d, d) for attention, (..., d) for `svm` (also called `v`). It satisfies the
+        constraints; the smallest constraint value is 1. NaN if no feasible W exists or was found.
+    norm: (...), ||W||; inf where infeasible.
+    dual: multipliers >= 0, (..., n, T) with 0 at the selected token, or (..., n) for `svm`.
+        Where feasible, scaled to ||A' dual||_q = 1, so that dual.sum() is a lower bound of
+        the norm and A' dual -> mirror(W) / ||W||^(p-1). Where infeasible, scaled to sum 1,
+        with A' dual = 0: a Farkas certificate.
+    gap: (...), ||W|| / dual.sum() - 1, recomputed from the data after the solve.
+    status: "optimal" (gap <= tol), "infeasible" or "unfinished"; a list for a batch, nested
+        like the leading dimensions.
+    support: like dual, True on constraints that hold with equality: the share of the multiplier
+        in the sum of dual exceeds the relative slack. At a degenerate vertex, where both are 0,
+        this is decided by rounding; `locally_optimal` says "cannot tell" there.
+    iterations, inner_iterations: (...), Newton steps and conjugate-gradient steps.
+    """
+
+    W: Tensor
+    norm: Tensor
+    dual: Tensor
+    gap: Tensor
+    support: Tensor
+    iterations: Tensor
+    inner_iterations: Tensor
+    p: float
+    tol: float
+    kind: Norm
+    codes: Tensor  # (...), values of `Status`
+
+    @property
+    def v(self) -> Tensor:
+        """The same as `W`, under the name that `svm` uses."""
+        return self.W
+
+    @property
+    def status(self) -> Any:
+        """The word, or (nested) lists of words for a batch."""
+        return np.array(WORDS)[self.codes.cpu().numpy()].tolist()
+
+    @property
+    def optimal(self) -> Tensor:
+        """(...) bool, True where the status is "optimal"."""
+        return self.codes == Status.OPTIMAL
+
+    def check(self, *data: Tensor, mask: Tensor | None = None) -> Check:
+        """Recompute status, norm, gap and support from W, dual and the data, and compare.
+
+        data: the arguments of the solver, (X, z, tokens) or (features, labels).
+        """
+        if len(data) not in (2, 3):
+            raise TypeError(f"check takes (X, z, tokens) or (features, labels), got {len(data)}")
+        attention = len(data) == 3
+        problem = attention_constraints(*data, mask=mask) if attention else svm_constraints(*data)
+        if (shape := (*problem.lead, *problem.weights)) != self.W.shape:
+            given = tuple(self.W.shape)
+            raise ValueError(f"the data fit weights of shape {shape}, this solution has {given}")
+        lam = problem.collect(self.dual)
+        W = self.W.reshape(problem.A.batch, problem.A.columns)
+        known = W.isfinite().all(-1)  # elsewhere no W was found
+        proof = certify(problem, W.nan_to_num(), lam, self.kind)
+        excess = support_excess(problem, W.nan_to_num(), lam)
+        claimed = problem.collect(self.support) > 0
+        gap = proof.gap_as_is()
+        codes, norm, stated_gap = (x.reshape(-1) for x in (self.codes, self.norm, self.gap))
+        signs = (self.dual >= 0).flatten(len(self.norm.shape)).all(-1).reshape(-1)
+        # What every solution states of its own W and dual, whatever the status.
+        bound = lam.sum(-1)
+        stated = torch.where(
+            known,
+            _near(norm, torch.where(proof.margin < math.inf, proof.upper, proof.size))
+            & _near(1 + stated_gap, 1 + gap)
+            & (_near(bound, proof.lower, max(self.tol, ROUNDED)) | (bound == 0))
+            & torch.where(claimed, excess > -ROUNDED, excess < ROUNDED).all(-1),
+            (norm == math.inf) & (stated_gap == math.inf) & ~claimed.any(-1),
+        )
+        optimal = known & signs & (proof.margin >= 1 - self.tol) & (gap <= self.tol)
+        infeasible = ~known & signs & (proof.farkas <= FARKAS)
+        other = (codes == Status.UNFINISHED) | infeasible
+        valid = stated & torch.where(codes == Status.OPTIMAL, optimal, other)
+        found = (valid, proof.margin, gap, proof.farkas)
+        return Check(*(x.reshape(self.norm.shape) for x in found))
+
+    def __repr__(self) -> str:
+        norm = "nuclear norm" if self.kind.nuclear else f"p={self.p:g}"
+        shape = "x".join(map(str, self.W.shape))
+        if self.codes.dim() == 0:
+            return (
+                f"MarginSolution({norm}, W {shape}, {self.status}, norm {float(self.norm):.6g}, "
+                f"gap {float(self.gap):.1e}, {int(self.iterations)} iterations)"
+            )
+        counts = [(int((self.codes == k).sum()), word) for k, word in enumerate(WORDS)]
+        words = ", ".join(f"{count} {word}" for count, word in counts if count)
+        gap = _finite(torch.max, self.gap, ".1e")
+        return f"MarginSolution({norm}, W {shape}, {words or 'empty'}, gap up to {gap})"
 
 
 def attention_svm(
@@ -101,68 +237,42 @@ def _solve(
     tol = float(tol)
     if start is not None and not isinstance(start, MarginSolution):
         raise TypeError(f"start must be a MarginSolution, got {type(start).__name__}")
-    begin = None if start is None else _start(problem, start)
-    norms = problem.A.row_norms
-    norms = norms.where(problem.live, math.inf)
-    free = ~problem.live.any(-1)  # no constraints
-    hopeless = (norms == 0).any(-1)  # a constraint reads 0 >= 1
-    result = SolverResult(
-        w=norms.new_zeros(problem.A.batch, problem.A.columns),
-        # For a row of zeros the certificate is the unit vector of that row.
-        lam=(norms == 0).to(norms.dtype) / (norms == 0).sum(-1, keepdim=True).clamp_min(1),
-        gap=norms.new_zeros(problem.A.batch),
-        infeasible=hopeless,
-        iterations=torch.zeros_like(free, dtype=torch.long),
-        inner=torch.zeros_like(free, dtype=torch.long),
-    )
-    todo = (~free & ~hopeless).nonzero().squeeze(-1)
+    near = None if start is None else _start(problem, start)
+    A, norms = problem.A, problem.A.row_norms.where(problem.live, math.inf)
+    zero = norms == 0  # the constraint reads 0 >= 1: its unit vector is a certificate
+    result = SolverResult.empty(A, norms)
+    result.infeasible[:] = zero.any(-1)
+    result.lam[:] = zero.double() / zero.sum(-1, keepdim=True).clamp_min(1)
+    todo = (problem.live.any(-1) & ~result.infeasible).nonzero().squeeze(-1)
     if len(todo):
-        A, part = problem.A, norms
         if len(todo) < A.batch:
-            A, part = A.take(todo), norms[todo]
-            begin = None if begin is None else (begin[0][todo], begin[1][todo])
-        found = _solve_scaled(A, part, p, tol, nuclear, begin)
-        for name in ("w", "gap", "infeasible", "iterations", "inner"):
-            getattr(result, name)[todo] = getattr(found, name)
-        result.lam[todo] = found.lam / part
-    return _conclude(problem, result, free, tol, Norm(p, nuclear))
+            A, norms = A.take(todo), norms[todo]
+            near = None if near is None else (near[0][todo], near[1][todo])
+        # Scale the rows to norm 1 and the right-hand side to maximum 1.
+        padding = norms == math.inf
+        A, b = A.unit_rows(), (norms.amin(-1, keepdim=True) / norms).where(~padding, -1.0)
+        # Half of tol: rounding must not raise the gap recomputed from the data above tol.
+        if nuclear:
+            found = solve_nuclear(A, b, 0.5 * tol)
+        elif p in (1, math.inf):
+            found = solve_polyhedral(A, b, p)
+        else:
+            near = None if near is None else (near[0], near[1] * norms.where(~padding, 0.0))
+            found = solve(A, b, p, 0.5 * tol, near)
+        for whole, part in zip(result, found._replace(lam=found.lam / norms), strict=True):
+            whole[todo] = part
+    return _conclude(problem, result, tol, Norm(p, nuclear))
 
 
-def _solve_scaled(
-    A: ConstraintMatrix,
-    norms: Tensor,
-    p: float,
-    tol: float,
-    nuclear: bool,
-    start: tuple[Tensor, Tensor] | None,
-) -> SolverResult:
-    """Scale the rows to norm 1 and the right-hand side to maximum 1, then solve."""
-    padding = norms == math.inf
-    least = norms.amin(-1, keepdim=True)
-    b = (least / norms).where(~padding, -1.0)
-    if start is not None:
-        start = (start[0], start[1] * norms.where(~padding, 0.0))
-    if nuclear:
-        return _nuclear_norm.solve(A.unit_rows(), b, 0.5 * tol)
-    if p in (1, math.inf):
-        return _linear_programs.solve(A.unit_rows(), b, p)
-    # Half of tol: rounding must not raise the gap recomputed from the data above tol.
-    return solve_lp(A.unit_rows(), b, p, 0.5 * tol, start)
-
-
-def _conclude(
-    problem: Constraints, result: SolverResult, free: Tensor, tol: float, norm: Norm
-) -> MarginSolution:
+def _conclude(problem: Constraints, result: SolverResult, tol: float, norm: Norm) -> MarginSolution:
     """Certify the result from the original data; the certificate decides the status."""
-    A, lead = problem.A, problem.lead
+    lead, free = problem.lead, ~problem.live.any(-1)  # free of constraints
     lam = result.lam * problem.live
-    margin = torch.where(problem.live, A.apply(result.w), math.inf).amin(-1)
+    margin = problem.margin(result.w)
     found = (margin > 0) & ~free
     W = torch.where(found.unsqueeze(-1), result.w / margin.unsqueeze(-1), 0.0)
-    mass = lam.sum(-1)
     # Feasible: A' lam gets norm 1, that is, the sum is the lower bound. Infeasible: sum 1.
-    pulled = norm.dual(A.adjoint(lam).view(A.batch, *problem.matrix))
-    total = torch.where(result.infeasible, mass, pulled)
+    total = torch.where(result.infeasible, lam.sum(-1), norm.dual(problem.pull(lam)))
     dual = torch.where(total > 0, 1 / total, 0.0).unsqueeze(-1) * lam
     proof = certify(problem, W, dual, norm)  # of exactly what is returned
     gap = proof.gap_as_is()
@@ -201,3 +311,13 @@ def _start(problem: Constraints, start: MarginSolution) -> tuple[Tensor, Tensor]
         )
     W = start.W.reshape(problem.A.batch, problem.A.columns).to(problem.A.left)
     return W, problem.collect(start.dual.to(W.device))
+
+
+def _near(x: Tensor, y: Tensor, tol: float = ROUNDED) -> Tensor:
+    """Whether x and y differ by at most tol, relatively; infinities are near to themselves."""
+    return (x == y) | ((x - y).abs() <= tol * y.abs())
+
+
+def _finite(extreme: Callable[[Tensor], Tensor], x: Tensor, style: str) -> str:
+    x = x[x.isfinite()]
+    return format(float(extreme(x)), style) if x.numel() else "none"

@@ -27,13 +27,9 @@ def assumption_b(
 
     so nu is the minimum of (Gamma - Gamma'(s)) / max_i (1 - s_i,tokens_i). Every s in the
     product of simplices is allowed here; some W comes near it when the logits X_i W z_i are
-    free. The search looks at
-    1. the limit s -> one-hot, lambda_i (gamma_i,tokens_i - gamma_it) for the lp-SVM's hull
-       weights lambda and scores gamma of its unit head, which is exact: it is 0 if a sample is
-       not a support vector;
-    2. other token sets: all of them where they are at most `samples`;
-    3. random attention, and random changes of the best points found.
-    The result is never less than the true nu. Zero (up to the solver's 1e-9) or a
+    free. The search looks at the limit s -> one-hot, which is exact, at other token sets (all of
+    them where they are at most `samples`), at random attention, and at random changes of the best
+    points found. The result is never less than the true nu. Zero (up to the solver's 1e-9) or a
     negative number shows that the assumption fails; a positive one proves nothing.
 
     Args:
@@ -53,19 +49,14 @@ def assumption_b(
     p = check_p(p)
     check_problem(problem, plain=True)
     samples, seed = check_integer("samples", samples, 1), check_seed(seed)
-    X, y = problem.X, problem.y
-    lead, (n, T, d) = problem.trials, X.shape[-3:]
-    valid = torch.ones(X.shape[:-1], dtype=torch.bool) if problem.mask is None else problem.mask
+    lead, shape = problem.trials, problem.X.shape[:-1]
+    valid = torch.ones(shape, dtype=torch.bool) if problem.mask is None else problem.mask
     tokens = check_tokens(tokens, valid)
-    parts = zip(
-        X.reshape(-1, n, T, d),
-        y.reshape(-1, n),
-        tokens.reshape(-1, n),
-        valid.reshape(-1, n, T),
-        strict=True,
-    )
     generator = torch.Generator().manual_seed(seed)
-    return torch.stack([_search(*part, p, samples, generator) for part in parts]).reshape(lead)
+    dims = len(lead)
+    data = (x.reshape(-1, *x.shape[dims:]) for x in (problem.X, problem.y, tokens, valid))
+    found = [_search(*part, p, samples, generator) for part in zip(*data, strict=True)]
+    return torch.stack(found).reshape(lead)
 
 
 def _search(
@@ -90,12 +81,13 @@ def _search(
         moved = (s * others).sum(-1).amax(-1)
         return ((margin - 1 / found.norm) / moved).where(moved > 1e-2, torch.inf)
 
-    # 1. The slope at the selected tokens.
+    # The slope at the selected tokens, lambda_i (gamma_i,tokens_i - gamma_it) for the hull weights
+    # lambda and scores gamma of the unit head: 0 if a sample is not a support vector.
     hull = chosen.dual / chosen.dual.sum()
     scores = y.unsqueeze(-1) * (X @ (chosen.v * margin))
     gaps = scores.gather(-1, tokens.unsqueeze(-1)) - scores
     slope = (hull.unsqueeze(-1) * gaps).where(others, torch.inf).min()
-    # 2. Token sets, and 3. attention between them and the selected tokens.
+    # Token sets, and attention between them and the selected tokens.
     sets = _token_sets(valid, samples, g)
     vertices = torch.nn.functional.one_hot(sets, T).to(X.dtype)  # (m, n, T)
     weights = torch.rand(len(sets), n, 1, dtype=X.dtype, generator=g)

@@ -98,7 +98,7 @@ def _tensor(arrays: dict[str, np.ndarray], name: str, like: Tensor) -> Tensor:
     if name not in arrays:
         raise ValueError(f"{name} is missing")
     x = torch.from_numpy(arrays[name])
-    if x.shape != like.shape or x.dtype != like.dtype:
-        expected = f"{like.dtype} {tuple(like.shape)}"
-        raise ValueError(f"{name} is {x.dtype} {tuple(x.shape)} instead of {expected}")
+    found, expected = (f"{t.dtype} {tuple(t.shape)}" for t in (x, like))
+    if found != expected:
+        raise ValueError(f"{name} is {found} instead of {expected}")
     return x.to(like.device)

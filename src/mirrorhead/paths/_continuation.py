@@ -1,14 +1,12 @@
 """Minima over p-balls of growing radius, from several starts that are carried along.
 
-Two searches share the work. `follow_spheres` looks on the spheres: the minimum over a ball lies
-there whenever the best tokens can be selected. `search_inside` looks in the balls, and replaces
-the minimum of a sphere where it finds a lower value inside.
+The minimum over a ball lies on the sphere whenever the best tokens can be selected.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -16,10 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mirrorhead._checks import as_tensor
-from mirrorhead.paths._lbfgs import Minimum, minimize
+from mirrorhead.paths._lbfgs import Function, minimize
 from mirrorhead.potentials import lp_norm, signed_power
-from mirrorhead.problem import AttentionProblem
 
 FINE, COARSE = 1e-7, 1e-3  # tolerance at the radii asked for, and at those in between
 GROWTH = 1.9  # the most by which the radius grows from one stage to the next
@@ -28,19 +24,16 @@ SAME = 1e-3  # starts whose values differ by less have met
 INSIDE = 1 - 1e-4  # a point of at most this share of the radius is inside
 LOWER = 1e-9  # how much lower, relative to its size, a value inside must be to count
 
+# Points (trials, starts, N), or directions, and their values (trials, starts).
+Found = tuple[Tensor, Tensor]
 # From directions (trials, starts, N), radii (trials, spheres) and a tolerance to directions of
-# norm 1 and values (trials, starts), lowest first.
-Search = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]
-# From points (k, N) and the instances (k,) they belong to, to values (k,) and gradients (k, N).
-Function = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+# norm 1, as many or more, and values.
+Search = Callable[[Tensor, Tensor, float], Found]
 
 
 @dataclass(frozen=True)
 class Balls:
-    """A product of p-balls: points (..., N) whose parts, of the given sizes, have bounded norms.
-
-    A radius is (..., balls), one for each part.
-    """
+    """A product of p-balls: the parts of points (..., N) have norms up to a radius (..., balls)."""
 
     p: float
     sizes: tuple[int, ...]
@@ -60,15 +53,14 @@ class Balls:
 
     def minima_on_spheres(
         self, function: Function, directions: Tensor, radius: Tensor, tol: float
-    ) -> tuple[Tensor, Tensor]:
-        """Local minima on the spheres as directions (trials, starts, N), and their values."""
-        found = self._minimize(function, self.units(directions), radius, tol, slack=0)
-        return self.units(found.x).reshape(directions.shape), found.value
+    ) -> Found:
+        """Local minima on the spheres, as directions."""
+        return self._minimize(function, self.units(directions), radius, tol, slack=0)
 
     def minima_inside(
         self, function: Function, points: Tensor, radius: Tensor, tol: float
-    ) -> tuple[Tensor, Tensor]:
-        """Local minima in the balls (trials, starts, N), from points inside, and their values.
+    ) -> Found:
+        """Local minima in the balls, from points inside.
 
         A ball of radius R is the shadow of a sphere with one coordinate s more,
         ||W||_p^p + |s|^p = R^p: the search runs there, without a constraint.
@@ -78,98 +70,96 @@ class Balls:
             x = x / r.unsqueeze(1)
             room = 1 - lp_norm(x, self.p, -1, keepdim=True) ** self.p
             lifted += [x, room.clamp_min(0) ** (1 / self.p)]
-        found = self._minimize(function, torch.cat(lifted, -1), radius, tol, slack=1)
-        parts = found.x.split([size + 1 for size in self.sizes], -1)
-        units = torch.cat([on_sphere(x, self.p)[0][:, :-1] for x in parts], -1)
-        return self.scale(units.reshape(points.shape), radius.unsqueeze(1)), found.value
+        units, values = self._minimize(function, torch.cat(lifted, -1), radius, tol, slack=1)
+        return self.scale(units, radius.unsqueeze(1)), values
 
     def _minimize(
         self, function: Function, x: Tensor, radius: Tensor, tol: float, slack: int
-    ) -> Minimum:
+    ) -> Found:
         """Minimise over x (trials, starts, ...), whose parts have `slack` coordinates more."""
         trials, starts, _ = x.shape
         R = radius.repeat_interleave(starts, 0)
-        sizes = [size + slack for size in self.sizes]
+
+        def units_and_maps(x: Tensor) -> tuple[Tensor, list[Callable[[Tensor], Tensor]]]:
+            parts = x.split([size + slack for size in self.sizes], -1)
+            units, maps = zip(*(on_sphere(part, self.p) for part in parts), strict=True)
+            cut = [unit[:, :size] for unit, size in zip(units, self.sizes, strict=True)]
+            return torch.cat(cut, -1), list(maps)
 
         def objective(x: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
-            maps = [on_sphere(part, self.p) for part in x.split(sizes, -1)]
-            parts = zip(maps, self.sizes, strict=True)
-            units = torch.cat([unit[:, :size] for (unit, _), size in parts], -1)
+            units, maps = units_and_maps(x)
             value, gradient = function(self.scale(units, R[which]), which)
             slopes = self.scale(gradient, R[which]).split(self.sizes, -1)
-            pulled = zip(maps, slopes, strict=True)
-            return value, torch.cat([back(pad(g, (0, slack))) for (_, back), g in pulled], -1)
+            pulled = [back(pad(g, (0, slack))) for back, g in zip(maps, slopes, strict=True)]
+            return value, torch.cat(pulled, -1)
 
         found = minimize(objective, x.flatten(0, 1), tol)
-        return found._replace(value=found.value.reshape(trials, starts))
+        units, _ = units_and_maps(found.x)
+        return units.reshape(trials, starts, -1), found.value.reshape(trials, starts)
 
 
-@dataclass(frozen=True, eq=False)
-class SphereMinima:
-    """The best minimum on the spheres of each radius, and the values of all starts.
+def minima_in_balls(
+    search: Search, function_of: Callable[[int], Function], balls: Balls, first: Tensor,
+    starts: int, seed: int, radii: Tensor, soft: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The best points (radii, trials, N) of balls, and the values (radii, starts, trials).
 
-    points: (radii, trials, N), of norm 1 on each sphere; values: (radii, trials);
-    reach: (radii, trials, spheres), the radii they stand for, less than asked for where a
-    smaller one was better; all_values: (radii, starts, trials), lowest first.
+    radii: (radii, trials, balls); soft: (trials, balls), where the function is nearly linear;
+    first: (trials, N), a direction to start with. `function_of(count)` is the function for
+    `count` instances of each trial.
     """
-
-    points: Tensor
-    values: Tensor
-    reach: Tensor
-    all_values: Tensor
+    units, reach, values = follow_spheres(search, directions(first, starts, seed), radii, soft)
+    points, begin = balls.scale(units, reach), next(directions(first, starts, seed))
+    search_inside(points, values, function_of, balls, begin, radii, soft)
+    return points, values
 
 
 def follow_spheres(
-    search: Search, draw: Directions, starts: int, radii: Tensor, soft: Tensor
-) -> SphereMinima:
-    """Minima at the radii (radii, trials, spheres), continued from the radii `soft` on.
+    search: Search, draws: Iterator[Tensor], radii: Tensor, soft: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The minima on the spheres of each radius, continued from the radii `soft` on.
 
-    Of the starts that have met, all but one are replaced by random directions at the next stage. A
-    last sweep goes back from the largest radius to the smallest, since an optimum found late may
-    be better at smaller radii too. No radius is worse than a smaller one, whose ball it contains.
+    Starts that have met are replaced by random directions, but for one. A last sweep goes back,
+    since an optimum found late may be better at smaller radii. Returns the best points (radii,
+    trials, N), of norm 1 on each sphere, the radii (radii, trials, spheres) that they stand for,
+    less than asked for where a smaller one was better, and the values of all starts (radii,
+    starts, trials), lowest first.
     """
-    points = draw(starts)
-    ends: list[tuple[Tensor, Tensor]] = []
+    points = next(draws)
+    starts = points.shape[1]
+    ends: list[Found] = []
     for radius, wanted in stages(radii, soft):
-        points, values = search(points, radius, FINE if wanted else COARSE)
+        points, values = _lowest(starts, *search(points, radius, FINE if wanted else COARSE))
         if wanted:
             ends.append((points, values))
         met = torch.zeros_like(values, dtype=torch.bool)
         met[:, 1:] = values.diff(dim=-1) < SAME
-        points = torch.where(met.unsqueeze(-1), draw(starts), points)
+        points = torch.where(met.unsqueeze(-1), next(draws), points)
     best = [(points[:, :1], values[:, :1]) for points, values in ends]
     reach = list(radii)
     for k in reversed(range(len(ends) - 1)):
-        again = search(best[k + 1][0], radii[k], FINE)
-        better = again[1][:, :1] < best[k][1]
-        best[k] = _choose(better, again, best[k])
+        again = _lowest(1, *search(best[k + 1][0], radii[k], FINE))
+        best[k], _ = _lower(again, best[k])
     for k in range(1, len(ends)):
-        better = best[k - 1][1] < best[k][1]
-        best[k] = _choose(better, best[k - 1], best[k])
+        best[k], better = _lower(best[k - 1], best[k])
         reach[k] = torch.where(better, reach[k - 1], reach[k])
     values = torch.stack([value for _, value in best])  # (radii, trials, 1)
     others = torch.stack([value[:, 1:] for _, value in ends])
-    return SphereMinima(
-        points=torch.stack([point[:, 0] for point, _ in best]),
-        values=values.squeeze(-1),
-        reach=torch.stack(reach),
-        all_values=torch.cat([values, others], -1).sort(-1).values.movedim(-1, 1),
-    )
+    all_values = torch.cat([values, others], -1).sort(-1).values.movedim(-1, 1)
+    points = torch.stack([point[:, 0] for point, _ in best])
+    return points, torch.stack(reach), all_values
 
 
 def search_inside(
-    ends: SphereMinima, function_of: Callable[[int], Function], balls: Balls,
+    points: Tensor, values: Tensor, function_of: Callable[[int], Function], balls: Balls,
     directions: Tensor, radii: Tensor, soft: Tensor,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The best points (radii, trials, N) of the balls, and all values (radii, starts, trials).
+) -> None:  # fmt: skip
+    """Replace points (radii, trials, N) and values (radii, starts, trials) by lower ones inside.
 
-    Takes the minima of the spheres from `ends`, and replaces them where a point inside is lower.
     The search starts along `directions` (trials, starts, N) at half the radius `soft`. The balls
     grow by at most GROWTH from stage to stage, so a minimum inside is met before attention
-    saturates around it, while there is still a slope that leads to it. `function_of(count)` is
-    the function for `count` instances of each trial.
+    saturates around it, while there is still a slope that leads to it.
     """
-    points, values = balls.scale(ends.points, ends.reach), ends.all_values.clone()
     function, trials = function_of(directions.shape[1]), torch.arange(len(directions))
     radius = torch.minimum(soft, radii[0])
     found = balls.scale(balls.units(directions), radius.unsqueeze(1) / 2)
@@ -193,7 +183,6 @@ def search_inside(
         lower = values[k - 1, 0] < values[k, 0]
         points[k] = torch.where(lower.unsqueeze(-1), points[k - 1], points[k])
         values[k, 0] = torch.where(lower, values[k - 1, 0], values[k, 0])
-    return points, values
 
 
 def stages(radii: Tensor, soft: Tensor) -> Iterator[tuple[Tensor, bool]]:
@@ -214,24 +203,18 @@ def _between(low: Tensor, high: Tensor) -> Iterator[Tensor]:
         yield low * (high / low) ** (j / steps)
 
 
-class Directions:
-    """Random directions, (trials, count, N); `first` (trials, N) is the first of all.
-
-    They are the same for all trials, so that the result of a trial does not depend on the others.
+def directions(first: Tensor, count: int, seed: int) -> Iterator[Tensor]:
+    """Random directions (trials, count, N), the same for all trials, so that the result of one does
+    not depend on the others. `first` (trials, N) is the first of all.
     """
-
-    def __init__(self, size: int, first: Tensor, seed: int) -> None:
-        self.generator = torch.Generator().manual_seed(seed)
-        self.size, self.first, self.fresh = size, first, True
-
-    def __call__(self, count: int) -> Tensor:
-        draws = torch.randn(count, self.size, dtype=torch.float64, generator=self.generator)
-        draws = draws.to(self.first.device).repeat(len(self.first), 1, 1)
-        if self.fresh:
-            known = (self.first != 0).any(-1, keepdim=True)
-            draws[:, 0] = torch.where(known, self.first, draws[:, 0])
-            self.fresh = False
-        return draws
+    generator = torch.Generator().manual_seed(seed)
+    given = (first != 0).any(-1, keepdim=True)
+    while True:
+        draws = torch.randn(count, first.shape[-1], dtype=torch.float64, generator=generator)
+        draws = draws.to(first.device).repeat(len(first), 1, 1)
+        draws[:, 0] = torch.where(given, first, draws[:, 0])
+        yield draws
+        given = torch.zeros_like(given)
 
 
 def on_sphere(M: Tensor, p: float) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
@@ -246,41 +229,15 @@ def on_sphere(M: Tensor, p: float) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     return unit, pull_back
 
 
-def lowest_first(points: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Sort points (trials, starts, N) and values (trials, starts) by value."""
+def _lowest(count: int, points: Tensor, values: Tensor) -> Found:
+    """The points of the lowest values, lowest first."""
     values, order = values.sort(-1)
-    return points.gather(1, order.unsqueeze(-1).expand_as(points)), values
+    points = points.gather(1, order.unsqueeze(-1).expand_as(points))
+    return points[:, :count], values[:, :count]
 
 
-def check_radii(name: str, radii: Sequence[float] | Tensor, trials: tuple[int, ...]) -> Tensor:
-    """The radii as (radii, *trials), or an error that names them."""
-    values = as_tensor(name, radii).to(torch.float64)
-    if values.dim() == 1:
-        values = values.reshape(-1, *(1 for _ in trials)).expand(-1, *trials)
-    if values.dim() == 0 or values.shape[1:] != trials or values.numel() == 0:
-        given = tuple(as_tensor(name, radii).shape)
-        raise ValueError(f"{name} must be (radii,) or (radii, *{trials}), got shape {given}")
-    if not bool(((values > 0) & values.isfinite()).all()) or bool((values.diff(dim=0) <= 0).any()):
-        raise ValueError(f"{name} must be positive, finite and increasing, got {radii}")
-    return values
-
-
-def flattened(problem: AttentionProblem) -> AttentionProblem:
-    """The problem with one dimension of trials."""
-    X, z, y, v, mask = problem.X, problem.z, problem.y, problem.v, problem.mask
-    return AttentionProblem(
-        X.reshape(-1, *X.shape[-3:]),
-        z.reshape(-1, *z.shape[-2:]),
-        y.reshape(-1, y.shape[-1]),
-        v.reshape(-1, v.shape[-1]),
-        problem.loss_name,
-        None if mask is None else mask.reshape(-1, *mask.shape[-2:]),
-    )
-
-
-def _choose(
-    first: Tensor, one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]
-) -> tuple[Tensor, Tensor]:
-    """The (point, value) of `one` where `first` (trials, 1) is True, else of `other`."""
-    point = torch.where(first.unsqueeze(-1), one[0][:, :1], other[0])
-    return point, torch.where(first, one[1][:, :1], other[1])
+def _lower(new: Found, old: Found) -> tuple[Found, Tensor]:
+    """The first point and value of `new` where they are lower than `old`, and where they are."""
+    better = new[1][:, :1] < old[1]
+    point = torch.where(better.unsqueeze(-1), new[0][:, :1], old[0])
+    return (point, torch.where(better, new[1][:, :1], old[1])), better

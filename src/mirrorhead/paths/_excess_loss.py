@@ -40,7 +40,7 @@ class ExcessLoss:
     def __call__(self, W: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
         """log(L - L*) and its gradient at W (k, d, d) for the instances `which`, (k,)."""
         loss, best = self.problem.loss_function, self.best[which]
-        h = self._logits(W, which)
+        h = logits(self.problem, W, which // self.starts)
         log_total = h.logsumexp(-1, keepdim=True)
         log_e, share = self._shortfall(h, which, log_total)
         each = loss.log_excess(best, log_e)
@@ -54,20 +54,16 @@ class ExcessLoss:
     def leading_term(self, W: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
         """log of (1/n) sum_i -l'(b_i) sum_t exp(h_t - h_best) (b_i - a_it), and its gradient.
 
-        That is what L - L* tends to as attention becomes one-hot on the best tokens. It is
-        convex in W. Where a wrong token is selected it grows with that token's lead in logits,
-        while L - L* is flat there.
+        L - L* tends to it as attention becomes one-hot on the best tokens. It is convex in W, and
+        where a wrong token is selected it grows with that token's lead, while L - L* is flat.
         """
-        h, token = self._logits(W, which), self.token[which]
+        h, token = logits(self.problem, W, which // self.starts), self.token[which]
         log_e, share = self._shortfall(h, which, h.gather(-1, token))
         each = self.problem.loss_function.log_slope(self.best[which]) + log_e
         total = each.logsumexp(-1, keepdim=True)
         weight = (each - total).exp().where(total > -torch.inf, 0.0).unsqueeze(-1)
         pull = (weight * share).scatter_add_(-1, token, -weight)
         return self._result(total, pull, which)
-
-    def _logits(self, W: Tensor, which: Tensor) -> Tensor:
-        return logits(self.problem, W, which // self.starts)
 
     def _shortfall(self, h: Tensor, which: Tensor, log_total: Tensor) -> tuple[Tensor, Tensor]:
         """log e_i (k, n), and how much of it each token has (k, n, T)."""

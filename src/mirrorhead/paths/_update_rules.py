@@ -6,60 +6,54 @@ no digits are lost by mapping to w and back:
 
     constant     u+ = u - lr grad                   lp-AttGD, the rule of the theorems
     normalized   u+ = u - lr grad / ||grad||_q      the rule of the paper's experiments
-
-The accelerated rule keeps more (`_acceleration.py`).
+    accelerated  keeps more (`Accelerated`)
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
+import torch
 from torch import Tensor
 
-from mirrorhead.potentials import dual_exponent, inverse_exponent, signed_power
-from mirrorhead.problem import Gradient
+from mirrorhead import native
+from mirrorhead.losses import LOSSES
+from mirrorhead.potentials import dual_exponent, inverse_exponent, lp_norm, signed_power, snap
+from mirrorhead.problem import AttentionProblem, Gradient
+
+GROWTH, SHRINK = 1.05, 0.5
+RESTART = 64
+# The largest step over its floor: where a single row is active no step is too long,
+# and logits beyond 1e12 would be noise.
+LONGEST = 1e3
+# Rounding of the test: logits of 1e7 leave 1e-9 of noise in z, and 1e-15 in the slope.
+TOLERANCE = 1e-13
 
 State = dict[str, Tensor]
 
 
-class Rule(Protocol):
-    """The interface of an update rule; one instance moves one parameter of all trials."""
-
-    def start(self, w: Tensor, dims: int) -> State:
-        """The state at the weights w, whose last `dims` dimensions are not trials."""
-        ...
-
-    def weights(self, state: State) -> Tensor:
-        """The weights at which the next gradient is to be taken."""
-        ...
-
-    def recorded(self, state: State) -> Tensor:
-        """The weights that a path records: the same for the plain rules."""
-        ...
-
-    def advance(self, state: State, gradient: Gradient) -> State:
-        """The state after one step."""
-        ...
-
-
 @dataclass(frozen=True)
 class Constant:
-    """u+ = u - lr grad."""
+    """u+ = u - lr grad. One instance of a rule moves one parameter of all trials."""
 
     p: float
     lr: float
 
     def start(self, w: Tensor, dims: int) -> State:
+        """The state at the weights w, whose last `dims` dimensions are not trials."""
         return {"u": signed_power(w, self.p - 1).clone()}
 
     def weights(self, state: State) -> Tensor:
+        """The weights at which the next gradient is to be taken."""
         return signed_power(state["u"], inverse_exponent(self.p))
 
-    def recorded(self, state: State) -> Tensor:
-        return self.weights(state)
+    recorded = weights  # the weights that a path records
 
     def advance(self, state: State, gradient: Gradient) -> State:
+        """The state after one step."""
         return {"u": state["u"] - self.lr * gradient.value}
 
 
@@ -69,3 +63,153 @@ class Normalized(Constant):
 
     def advance(self, state: State, gradient: Gradient) -> State:
         return {"u": state["u"] - self.lr * gradient.normalized(dual_exponent(self.p))}
+
+
+def normalized_loop(
+    problem: AttentionProblem, p: float, lr: float
+) -> Callable[[Tensor, int], Tensor] | None:
+    """A function of u and a count that takes so many steps of the normalized rule in C.
+
+    native/descent.c is hundreds of times faster than torch for one trial; both agree to rounding.
+    None without the library, and for other problems than of one head, labels +-1, no padding, on
+    a CPU.
+    """
+    plain = problem.heads is None and problem.classes is None and problem.mask is None
+    if not (plain and problem.X.device.type == "cpu" and (descent := _descent())):
+        return None
+    *_, n, T, d = problem.X.shape
+    X = problem.X.reshape(-1, n, T, d)
+    rows, columns, scores = map(_padded, (X, X.mT, problem.scores().reshape(-1, n, T)))
+    data = (rows, columns, problem.z.reshape(-1, n, d).contiguous(), scores)
+    sizes = (X.shape[0], n, T, d, columns.shape[-1], rows.shape[-1])
+    rule = (lr, snap(dual_exponent(p)), inverse_exponent(p))
+    loss = list(LOSSES).index(problem.loss_name)
+
+    def advance(u: Tensor, count: int) -> Tensor:
+        """u after `count` steps, in its own memory; trials one after the other."""
+        transposed = u.mT.clone(memory_format=torch.contiguous_format)
+        pointers = [x.data_ptr() for x in (*data, transposed)]
+        if descent(*pointers, *sizes, count, *rule, loss):
+            raise MemoryError("no memory for the working space of one trial")
+        return transposed.mT
+
+    return advance
+
+
+def _padded(x: Tensor) -> Tensor:
+    """The last dimension filled up with zeros to a multiple of four: whole vectors."""
+    return torch.nn.functional.pad(x, (0, -x.shape[-1] % 4)).contiguous()
+
+
+@functools.cache
+def _descent() -> Callable[..., int] | None:
+    pointer, size, number = ctypes.c_void_p, ctypes.c_long, ctypes.c_double
+    types = [*[pointer] * 5, *[size] * 7, *[number] * 3, ctypes.c_int]
+    return native.function("normalized_descent", types)
+
+
+@dataclass(frozen=True, eq=False)
+class Accelerated:
+    r"""Nesterov's method on the dual of the max-margin problem, with a step size for each trial.
+
+    docs/acceleration.md derives it. The dual is min phi(A' lambda) over the simplex, with
+    phi(u) = 1/2 ||u||_q^2; of lambda the method needs only z = A' lambda = -grad / mass. It keeps
+    the weights W, a sum of primal points, and x, an average of the z. With s its step and B the
+    sum of all a,
+
+        a = (s + sqrt(s^2 + 4 s B)) / 2,   theta = a / (B + a),   y = (1 - theta) x + theta z,
+        W+ = W + a grad phi(y),   z+ = z at W+,   x+ = (1 - theta) x + theta z+.
+
+    If <grad phi(x+), z+ - z> <= 0, x+ has not gone past the minimum, and s grows by GROWTH; else
+    the step is taken back and s halved. At its floor lr / reach^2 a step is taken all the same:
+    before attention has settled the dual problem itself still moves, and no step would pass.
+
+    At the steps 64, 128, 256, ... the average is reset, x = z and B = 0, while W stays. What came
+    before attention settled is forgotten, and convergence is faster than any power of k. For the
+    same reason a path records W(k) - W(j) with j the power of two in (k/4, k/2].
+
+    lr: the shortest step, in units of 1 / reach^2. reach: (...), how far weights of norm one can
+    move a logit (`AttentionProblem.reach`), so that the scale of the data does not matter.
+    """
+
+    p: float
+    lr: float
+    reach: Tensor
+
+    def start(self, w: Tensor, dims: int) -> State:
+        """The state at w, with a pending step of length 0: the first gradient is taken at w."""
+        zero, scalar = torch.zeros_like(w), self._floor(dims).to(w)
+        return {
+            "W": w.clone(),  # what has been accepted
+            "x": zero,
+            "z": zero,
+            "move": zero,  # grad phi(y)
+            "sum": torch.zeros_like(scalar),  # B
+            "a": torch.zeros_like(scalar),
+            "theta": torch.ones_like(scalar),
+            "step": scalar,  # s
+            "count": torch.zeros((), dtype=torch.int64, device=w.device),
+            "anchor": zero,  # W(j), left out of what is recorded
+            "next_anchor": zero,  # W(2 j)
+        }
+
+    def weights(self, state: State) -> Tensor:
+        return state["W"] + state["a"] * state["move"]
+
+    def recorded(self, state: State) -> Tensor:
+        """W(k) - W(j); W(k) while the difference is less than half of it, as after a large init."""
+        W, dims = self.weights(state), self._dims(state["W"])
+        rest = W - state["anchor"]
+        larger = lp_norm(rest, self.p, dims, True) >= 0.5 * lp_norm(W, self.p, dims, True)
+        return rest.where(larger, W)
+
+    def advance(self, state: State, gradient: Gradient) -> State:
+        q, dims = dual_exponent(self.p), self._dims(state["W"])
+        z, x, theta, step = state["z"], state["x"], state["theta"], state["step"]
+        floor = self._floor(len(dims)).to(step)
+
+        # The step from W, judged by the gradient at its end: z = -grad / mass, a weighted mean of
+        # rows where every weight is positive. No mass, no gradient.
+        assert gradient.mass is not None
+        mass = gradient.mass.where(gradient.mass > 0, 1)
+        new_z = -gradient.mantissa / mass.reshape(mass.shape + (1,) * gradient.dims)
+        new_x = x + theta * (new_z - x)
+        slope = grad_phi(new_x, q, dims)
+        overshoot = (slope * (new_z - z)).sum(dims, keepdim=True)
+        fits = overshoot <= TOLERANCE * lp_norm(new_x, q, dims, True) ** 2
+        accepted = fits | (step <= floor)
+        W = self.weights(state).where(accepted, state["W"])
+        x, z = new_x.where(accepted, x), new_z.where(accepted, z)
+        total = (state["sum"] + state["a"]).where(accepted, state["sum"])
+        longer = torch.minimum(step * GROWTH, floor * LONGEST)
+        step = longer.where(fits, torch.maximum(step * SHRINK, floor))
+
+        # The next one.
+        count = int(state["count"]) + 1
+        power_of_two = count & (count - 1) == 0
+        if power_of_two and count >= RESTART:
+            x, total = z, torch.zeros_like(total)
+        a = (step + (step * step + 4 * step * total).sqrt()) / 2
+        theta = a / (total + a)
+        new = {
+            "W": W, "x": x, "z": z, "move": grad_phi(x + theta * (z - x), q, dims),
+            "sum": total, "a": a, "theta": theta, "step": step, "count": state["count"] + 1,
+        }  # fmt: skip
+        if power_of_two:
+            return new | {"anchor": state["next_anchor"], "next_anchor": self.weights(new)}
+        return new | {name: state[name] for name in ("anchor", "next_anchor")}
+
+    def _dims(self, w: Tensor) -> tuple[int, ...]:
+        return tuple(range(self.reach.dim() - w.dim(), 0))
+
+    def _floor(self, dims: int) -> Tensor:
+        reach = self.reach.where(self.reach > 0, 1)  # all tokens alike: no gradient either
+        return (self.lr / reach**2).reshape(self.reach.shape + (1,) * dims)
+
+
+def grad_phi(u: Tensor, q: float, dims: tuple[int, ...]) -> Tensor:
+    """The gradient of 1/2 ||u||_q^2, ||u||_q (|u|/||u||_q)^(q-1) sign(u): u itself for q = 2."""
+    if q == 2:
+        return u
+    norm = lp_norm(u, q, dims, keepdim=True)
+    return norm * signed_power(u / norm.where(norm > 0, 1), q - 1)

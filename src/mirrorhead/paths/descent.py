@@ -4,37 +4,32 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import index
 from pathlib import Path as File
-from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 
 from mirrorhead._checks import as_floats, check_integer, check_positive, is_number
 from mirrorhead.margin import MarginSolution
-from mirrorhead.paths._acceleration import Accelerated
-from mirrorhead.paths._checkpoint import (
-    Progress,
-    fingerprint,
-    load_checkpoint,
-    save_checkpoint,
-)
-from mirrorhead.paths._compiled_loop import NormalizedLoop, can_compile
-from mirrorhead.paths._progress import progress_bar
-from mirrorhead.paths._update_rules import Constant, Normalized, Rule, State
+from mirrorhead.paths._checkpoint import Progress, fingerprint, load_checkpoint, save_checkpoint
+from mirrorhead.paths._update_rules import Accelerated, Constant, Normalized, State, normalized_loop
 from mirrorhead.paths.step_size import warn_if_too_large
 from mirrorhead.potentials import PNorm, check_p, dual_exponent
 from mirrorhead.problem import AttentionProblem, Gradient, check_problem
 
 RULES = ("constant", "normalized", "accelerated")
 STEPS_PER_CALL = 250  # the clock is read, and Ctrl-C noticed, after each call
-
+PATIENCE, INTERVAL = 2.0, 0.1  # seconds before the progress line is shown, and between updates
 
 Init = Tensor | tuple[Tensor, Tensor] | list[Tensor] | None  # W, or (K, Q), or zero
+Rule = Constant | Accelerated
+States = dict[str, State]  # by the name of a parameter
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,11 +54,10 @@ class Path:
     Q: Tensor | None = None
 
     def __repr__(self) -> str:
-        trials = self.problem.trials
         joint = ", joint" if self.v is not None else ""
         factors = ", key-query" if self.K is not None else ""
         return (
-            f"Path(p={self.p:g}, {self.rule}, lr={self.lr:g}, trials={trials},"
+            f"Path(p={self.p:g}, {self.rule}, lr={self.lr:g}, trials={self.problem.trials},"
             f" {len(self.steps)} records up to step {int(self.steps[-1])}{joint}{factors})"
         )
 
@@ -151,14 +145,17 @@ def descend(
         file, key = None if checkpoint is None else File(checkpoint), ""
         if file is not None:
             start = {name: w for name, (w, _) in parameters.items()}
-            key = _key(problem, start, {"p": p, "rule": rule, "lr": lr, "head_lr": head_lr})
+            data = {name: getattr(problem, name) for name in ("X", "z", "y", "mask")}
+            data |= {"head": problem.v, **{f"init {name}": w for name, w in start.items()}}
+            options = {"p": p, "rule": rule, "lr": lr, "head_lr": head_lr}
+            key = fingerprint(data, {**options, "loss": problem.loss_name})
             stored = load_checkpoint(file, key, run, start)
             if stored is None:  # a file that cannot be written is noticed now, not after the run
                 save_checkpoint(file, key, run)
             else:
                 run = stored
                 _check_kept(wanted, steps, run)
-        advance = _stepper(problem, p, lr, rules, run.states)
+        advance = _stepper(problem, p, lr, rules)
         stops = sorted(k for k in wanted | {steps} if k >= run.step)
         saved = time.monotonic()
         with progress_bar(f"descent, p = {p:g}", steps, progress) as tick:
@@ -179,14 +176,12 @@ def descend(
                         warned = warn_if_too_large(problem, p, lr, weights, stop)
         if file is not None:
             save_checkpoint(file, key, run)
+    kept = torch.tensor(sorted(wanted))
     records = [run.records[k] for k in sorted(wanted)]
     W = torch.stack([_attention_weights(weights) for weights in records])
-    trained = {
-        name: torch.stack([weights[name] for weights in records])
-        for name in records[0].keys() - {"W"}
-    }
-    steps_kept, tokens = torch.tensor(sorted(wanted)), problem.select(W[-1])
-    return Path(problem, p, rule, lr, steps_kept, W, tokens, **trained)
+    others = parameters.keys() - {"W"}
+    trained = {name: torch.stack([weights[name] for weights in records]) for name in others}
+    return Path(problem, p, rule, lr, kept, W, problem.select(W[-1]), **trained)
 
 
 def recorded_steps(steps: int, per_decade: int = 40) -> set[int]:
@@ -207,17 +202,15 @@ def divergence_to(solution: MarginSolution, name: str, path: Tensor, dims: int) 
     if not isinstance(solution, MarginSolution):
         given = type(solution).__name__
         raise TypeError(f"solution must come from attention_svm or svm, got {given}")
-    target = getattr(solution, name)
+    target, shape = getattr(solution, name), tuple(path.shape[1:])
     try:
-        torch.broadcast_shapes(target.shape, path.shape[1:])
+        torch.broadcast_shapes(target.shape, shape)
         fits = target.shape[-dims:] == path.shape[-dims:]
     except RuntimeError:
         fits = False
     if not fits:
-        raise ValueError(
-            f"solution must have a {name} of shape {tuple(path.shape[1:])} like the path,"
-            f" got {tuple(target.shape)}"
-        )
+        given = tuple(target.shape)
+        raise ValueError(f"solution must have a {name} of shape {shape} like the path, got {given}")
     return direction_divergence(solution.p, target, path, dims)
 
 
@@ -226,25 +219,48 @@ def direction_divergence(p: float, target: Tensor, path: Tensor, dims: int) -> T
     along = tuple(range(-dims, 0))
     target = target.expand_as(path)
     defined = (path.abs().amax(along) > 0) & (target.abs().amax(along) > 0)  # NaN > 0 is False
-    shape = defined.shape + (1,) * dims
-    safe = [torch.where(defined.reshape(shape), x, torch.ones_like(x)) for x in (target, path)]
-    divergence = PNorm(p).direction_divergence(safe[0], safe[1], along)
-    return divergence.where(defined, torch.nan)
+    mask = defined.reshape(defined.shape + (1,) * dims)
+    safe = target.where(mask, 1.0), path.where(mask, 1.0)
+    return PNorm(p).direction_divergence(*safe, along).where(defined, torch.nan)
+
+
+@contextmanager
+def progress_bar(title: str, total: int, show: bool = True) -> Iterator[Callable[[int], None]]:
+    """Yield a function to call with the number of steps done; it writes to a terminal only."""
+    if not (show and sys.stderr.isatty()):
+        yield lambda done: None
+        return
+    begin = time.monotonic()
+    due, width = begin + PATIENCE, 0
+
+    def tick(done: int) -> None:
+        nonlocal due, width
+        now = time.monotonic()
+        if now < due:
+            return
+        left = (now - begin) * (total - done) / max(done, 1)
+        line = f"{title}: {done}/{total}, {left:.0f} s left"
+        sys.stderr.write("\r" + line.ljust(width))
+        sys.stderr.flush()
+        due, width = now + INTERVAL, len(line)
+
+    try:
+        yield tick
+    finally:
+        if width:
+            sys.stderr.write("\r" + " " * width + "\r")
+            sys.stderr.flush()
 
 
 def _stepper(
-    problem: AttentionProblem,
-    p: float,
-    lr: float,
-    rules: dict[str, Rule],
-    states: dict[str, State],
-) -> Callable[[dict[str, State], int], dict[str, State]]:
+    problem: AttentionProblem, p: float, lr: float, rules: dict[str, Rule]
+) -> Callable[[States, int], States]:
     """The function that takes a number of steps: in C where that applies, else in torch."""
-    if states.keys() == {"W"} and type(rules["W"]) is Normalized and can_compile(problem):
-        loop = NormalizedLoop(problem, p, lr)
-        return lambda states, count: {"W": {"u": loop.advance(states["W"]["u"], count)}}
+    alone = rules.keys() == {"W"} and type(rules["W"]) is Normalized
+    if alone and (loop := normalized_loop(problem, p, lr)) is not None:
+        return lambda states, count: {"W": {"u": loop(states["W"]["u"], count)}}
 
-    def advance(states: dict[str, State], count: int) -> dict[str, State]:
+    def advance(states: States, count: int) -> States:
         for _ in range(count):
             weights = {name: rules[name].weights(state) for name, state in states.items()}
             gradients = _gradients(problem, weights)
@@ -259,8 +275,8 @@ def _parameters(
 ) -> dict[str, tuple[Tensor, int]]:
     """What is trained, by name: the start, and how many of its dimensions are not trials."""
     shape, dims = problem.weight_shape, problem.weight_dims
-    parameters: dict[str, tuple[Tensor, int]] = {}
-    if isinstance(init, tuple) or _is_list_of_tensors(init):
+    # A list of tensors is a pair [K, Q], a list of lists of numbers is W.
+    if isinstance(init, tuple) or (isinstance(init, list) and init and isinstance(init[0], Tensor)):
         if len(init) != 2:
             raise ValueError(f"init must be W or a pair (K, Q), got {len(init)} entries")
         K, Q = (as_floats(f"init[{k}]", init[k], problem.X) for k in range(2))
@@ -273,39 +289,31 @@ def _parameters(
                 )
         if not bool(torch.cat([K, Q], -1).flatten(-dims).any(-1).all()):
             raise ValueError("init must not be a pair of zeros in any trial: that is a saddle")
-        parameters |= {"K": (K, dims), "Q": (Q, dims)}
+        parameters = {"K": (K, dims), "Q": (Q, dims)}
     else:
-        W = torch.zeros(shape, dtype=torch.float64, device=problem.X.device)
-        W = W if init is None else as_floats("init", init, problem.X)
-        if W.shape != shape:
+        W = problem.X.new_zeros(shape) if init is None else as_floats("init", init, problem.X)
+        if (given := tuple(W.shape)) != shape:
             raise ValueError(
-                f"init must have shape {shape}, or be a pair (K, Q); got shape {tuple(W.shape)}"
+                f"init must have shape {shape}, or be a pair (K, Q); got shape {given}"
             )
-        parameters["W"] = (W, dims)
+        parameters = {"W": (W, dims)}
     if joint:
         parameters["v"] = (problem.v, problem.head_dims)
     return parameters
 
 
-def _is_list_of_tensors(init: object) -> TypeGuard[list[Tensor]]:
-    """Whether init is a pair [K, Q] given as a list; a list of lists of numbers is W."""
-    return isinstance(init, list) and len(init) > 0 and isinstance(init[0], Tensor)
-
-
 def _rule(rule: str, problem: AttentionProblem, p: float, lr: float) -> Rule:
     if rule == "accelerated":
         return Accelerated(p, lr, problem.reach(dual_exponent(p)))
-    return {"constant": Constant, "normalized": Normalized}[rule](p, lr)
+    return Constant(p, lr) if rule == "constant" else Normalized(p, lr)
 
 
 def _gradients(problem: AttentionProblem, weights: dict[str, Tensor]) -> dict[str, Gradient]:
+    W, gradients = _attention_weights(weights), {}
     if "v" in weights:
-        problem = problem.with_head(weights["v"])
-        G, head = problem.gradients(_attention_weights(weights))
-        gradients = {"v": head}
+        G, gradients["v"] = problem.with_head(weights["v"]).gradients(W)
     else:
-        G = problem.gradient(_attention_weights(weights))
-        gradients = {}
+        G = problem.gradient(W)
     if "W" in weights:
         gradients["W"] = G
     else:  # W = K Q': dL/dK = G Q, dL/dQ = G' K
@@ -346,9 +354,3 @@ def _check_finite(weights: dict[str, Tensor], step: int, lr: float) -> None:
                 f"{name} is not finite at step {step}: lr = {lr:g} or the start is too large, p too"
                 " close to 1 for so long a run, or the data near the limits of floating point"
             )
-
-
-def _key(problem: AttentionProblem, start: dict[str, Tensor], options: dict[str, Any]) -> str:
-    tensors = {"X": problem.X, "z": problem.z, "y": problem.y, "head": problem.v}
-    tensors |= {f"init {name}": w for name, w in start.items()}
-    return fingerprint({**tensors, "mask": problem.mask}, {**options, "loss": problem.loss_name})

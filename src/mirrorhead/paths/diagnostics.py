@@ -23,7 +23,7 @@ class Diagnostics:
     optimality: whether those tokens are locally optimal, and why not; with the solution.
     rate: the slope of log D against log ||W|| over the last decade of the norm, (...).
     growth: the slope of ||W(k)|| against log k over the last decade of steps, (...). Under the
-        constant rule it settles (Theorem 2); the other rules grow like a power of k.
+        constant rule it settles (Theorem 2's proof); the others grow like a power of k.
     in_cone: whether W(k) lies in the cone S_mu0 of Theorem 2, (records, ...); False where the
         tokens have no solution or W(k) is zero.
     """
@@ -44,12 +44,11 @@ class Diagnostics:
     def __repr__(self) -> str:
         optimal, undecided = self.optimality.optimal, int(self.optimality.undecided.sum())
         open_cases = f" ({undecided} undecided)" if undecided else ""
-        rate = f"rate {_median(self.rate):.2f}"
+        p, rate = self.path.p, f"rate {_median(self.rate):.2f}"
         if self.path.rule != "accelerated":  # the theorem does not cover that rule
-            rate += f" (Theorem 4: {theorem_rate(self.path.p):g}, often seen: "
-            rate += f"{observed_rate(self.path.p):g})"
+            rate += f" (Theorem 4: {theorem_rate(p):g}, often seen: {observed_rate(p):g})"
         return (
-            f"Diagnostics(p={self.path.p:g}, divergence {_median(self.divergence[-1]):.1e},"
+            f"Diagnostics(p={p:g}, divergence {_median(self.divergence[-1]):.1e},"
             f" norm {_median(self.norm[-1]):.3g}, mass {float(self.mass[-1].min()):.6f},"
             f" locally optimal {int(optimal.sum())} of {optimal.numel()}{open_cases},"
             f" {rate})"
@@ -81,16 +80,8 @@ def diagnose(path: Path, tol: float = 1e-9) -> Diagnostics:
     divergence = path.divergence_to(solution).where(solution.optimal, torch.nan)
     norm = PNorm(path.p).norm(path.W, (-2, -1))
     in_cone = divergence <= constants_at(problem, path.tokens, solution).mu_0  # NaN is not
-    return Diagnostics(
-        divergence=divergence,
-        norm=norm,
-        mass=selected_mass(path),
-        optimality=optimality,
-        rate=fitted_slope(norm, divergence),
-        growth=log_growth(path),
-        in_cone=in_cone,
-        path=path,
-    )
+    mass, rate, growth = selected_mass(path), fitted_slope(norm, divergence), log_growth(path)
+    return Diagnostics(divergence, norm, mass, optimality, rate, growth, in_cone, path)
 
 
 def selected_mass(path: Path) -> Tensor:
@@ -136,15 +127,10 @@ def fitted_slope(x: Tensor, y: Tensor, decades: float = 1.0) -> Tensor:
 
 
 def log_growth(path: Path) -> Tensor:
-    """The slope of ||W(k)||_p against log k over the last decade of steps, (...).
-
-    Under the constant rule the norm grows like log k (Theorem 2's proof), so this settles;
-    under the normalized rule the norm grows like a power of k and it does not.
-    """
-    norm = PNorm(path.p).norm(path.W, (-2, -1))
-    log_k = path.steps.to(norm.dtype).clamp_min(1).log().reshape(-1, *(1,) * (norm.dim() - 1))
+    """The slope of ||W(k)||_p against log k over the last decade of steps, (...)."""
     used = (path.steps >= path.steps[-1] / 10) & (path.steps > 0)
-    log_k, norm = log_k[used], norm[used]
+    norm = PNorm(path.p).norm(path.W[used], (-2, -1))
+    log_k = path.steps[used].double().log().reshape(-1, *(1,) * (norm.dim() - 1))
     dk = log_k - log_k.mean(0)
     return (dk * norm).sum(0) / (dk * dk).sum(0)
 

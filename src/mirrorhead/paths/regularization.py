@@ -3,14 +3,9 @@ r"""Regularization paths: the best weights of each norm, as the norm grows (Theo
     lp-AttRP:    W(R)         = argmin L(W)      subject to  ||W||_p <= R
     lp-JointRP:  (v(r), W(R)) = argmin L(v, W)   subject to  ||W||_p <= R,  ||v||_p <= r
 
-L-BFGS minimises log(L - L*) (see `_excess_loss.py`) over M with W = R M / ||M||_p, that is on the
-sphere. Where no W selects the best tokens of all samples the minimum can lie inside the ball, so
-a second search looks there (`_continuation.py`).
-
 There are many local minima: nearly every set of tokens has one. At small radii they merge, and at
 large radii a cold start stays on its plateau. So several searches are continued from radius to
-radius, with intermediate radii. Of searches that have met, all but one are replaced by random
-directions.
+radius (`_continuation.py`). docs/regularization.md tells more.
 """
 
 from __future__ import annotations
@@ -21,22 +16,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from mirrorhead._checks import check_integer, check_seed
+from mirrorhead._checks import as_tensor, check_integer, check_seed
 from mirrorhead.margin import MarginSolution
-from mirrorhead.paths._continuation import (
-    COARSE,
-    INSIDE,
-    SAME,
-    Balls,
-    Directions,
-    Function,
-    check_radii,
-    flattened,
-    follow_spheres,
-    lowest_first,
-    search_inside,
-)
+from mirrorhead.paths._continuation import COARSE, INSIDE, SAME, Balls, minima_in_balls
 from mirrorhead.paths._excess_loss import ExcessLoss, log_loss
+from mirrorhead.paths._lbfgs import Function
 from mirrorhead.paths.descent import divergence_to
 from mirrorhead.potentials import PNorm, check_p, dual_exponent, lp_norm
 from mirrorhead.problem import AttentionProblem, check_problem
@@ -70,10 +54,9 @@ class RegularizationPath:
 
     @property
     def active(self) -> Tensor:
-        """Whether the constraint ||W||_p <= R is active, (radii, ...): W lies on the sphere.
+        """Whether ||W||_p <= R is active, (radii, ...); False where W lies inside the ball.
 
-        False where the minimum lies inside the ball. Theorem 1 does not cover that case: it
-        assumes that some W selects the best tokens of all samples, and then more norm helps.
+        Theorem 1 assumes that some W selects the best tokens of all samples: then more norm helps.
         """
         return self.norms >= INSIDE * self.radii
 
@@ -119,16 +102,12 @@ def regularization_path(
     Theorem 1: W(R)/R converges to the direction of the lp-AttSVM solution of the tokens with the
     highest scores. That solution is not used: no start comes from `attention_svm`.
 
-    The search on the sphere starts from the negative gradient at W = 0 and random directions,
-    and at later radii from the results at the previous one. Where several searches have met, one
-    is kept and random directions replace the others. Every radius has one more start: the
-    minimiser of the leading term of the excess, a convex function that does not get stuck at
-    wrong tokens. A last sweep goes from the largest radius back to the smallest, since an optimum
-    found late may also be better at smaller radii.
-
-    A second search looks inside the ball, starting from small weights. Its result is used if it
-    is lower: `norms` is then less than the radius, and `active` is False. This happens when no W
-    selects the best tokens of all samples.
+    Searches on the sphere start from the negative gradient at W = 0 and random directions, and at
+    later radii from the results at the previous one. Every radius has one more start: the minimiser
+    of the leading term of the excess, a convex function that does not get stuck at wrong tokens. A
+    second search looks inside the ball. Its result is used if it is lower: `norms` is then less
+    than the radius, and `active` is False. This happens when no W selects the best tokens of all
+    samples.
 
     Args:
         problem: with one head and labels +1 and -1.
@@ -148,9 +127,9 @@ def regularization_path(
     (tensor([   -6.6054,   -46.8483, -4474.2629], dtype=torch.float64), tensor([0, 0, 0]))
     """
     p = check_p(p)
-    flat = flattened(check_problem(problem, plain=True))
+    flat = _flattened(check_problem(problem, plain=True))
     starts, seed = check_integer("starts", starts, 1), check_seed(seed)
-    radii = check_radii("radii", radii, problem.trials).to(flat.X.device)
+    radii = _check_radii("radii", radii, problem.trials).to(flat.X.device)
     scores = flat.scores()
     if bool((ExcessLoss(flat, scores).log_gap == -torch.inf).flatten(1).all(-1).any()):
         raise ValueError("problem has tokens of equal scores only: L does not depend on W")
@@ -161,21 +140,16 @@ def regularization_path(
         return _of_vectors(ExcessLoss(flat, scores.repeat_interleave(count, 0)), d)
 
     def search(points: Tensor, radius: Tensor, tol: float) -> tuple[Tensor, Tensor]:
-        kept = points.shape[1]
         leading_term = _of_vectors(ExcessLoss(flat, scores).leading_term, d)
         guide, _ = balls.minima_on_spheres(leading_term, points[:, :1], radius, COARSE)
         points = torch.cat([points, guide], 1)
-        found = balls.minima_on_spheres(excess_of(kept + 1), points, radius, tol)
-        points, values = lowest_first(*found)
-        return points[:, :kept], values[:, :kept]
+        return balls.minima_on_spheres(excess_of(points.shape[1]), points, radius, tol)
 
     gradient = flat.gradient(flat.X.new_zeros(len(flat.X), d, d))
     downhill = -PNorm(p).inverse(gradient.normalized(dual_exponent(p)).flatten(1))
     each = radii.reshape(len(radii), -1, 1)  # (radii, trials, 1)
-    soft = soft_radius(flat, p).unsqueeze(-1)
-    ends = follow_spheres(search, Directions(d * d, downhill, seed), starts, each, soft)
-    first = Directions(d * d, downhill, seed)(starts)
-    W, values = search_inside(ends, excess_of, balls, first, each, soft)
+    soft = _soft_radii(flat, p)[:, :1]
+    W, values = minima_in_balls(search, excess_of, balls, downhill, starts, seed, each, soft)
     return _path(problem, p, radii, W, values)
 
 
@@ -194,9 +168,8 @@ def joint_regularization_path(
 
     The search is that of `regularization_path` with log L instead of log(L - L*) and random
     starts only; problem.v is not used. Once attention is nearly one-hot, log L is insensitive to
-    W. So a search in (v, W) together is followed by alternating searches in v given W and in W
-    given v. The latter minimise log(L - L*(v)), which has the same minimiser in W and does not
-    cancel. The interior of both balls is searched too: either part can have a smaller norm than
+    W. So searches in v given W and in W given v alternate. The latter minimise log(L - L*(v)),
+    which has the same minimiser in W and does not cancel. Either part can have a smaller norm than
     its radius.
 
     Args:
@@ -207,18 +180,18 @@ def joint_regularization_path(
         starts, seed: as in `regularization_path`.
     """
     p = check_p(p)
-    flat = flattened(check_problem(problem, plain=True))
+    flat = _flattened(check_problem(problem, plain=True))
     starts, seed = check_integer("starts", starts, 1), check_seed(seed)
     if problem.loss_name != "logistic":
         raise ValueError(f"problem must have the logistic loss, got {problem.loss_name}")
-    radii = check_radii("radii", radii, problem.trials).to(flat.X.device)
-    head_radii = check_radii("head_radii", head_radii, problem.trials).to(flat.X.device)
+    radii = _check_radii("radii", radii, problem.trials).to(flat.X.device)
+    head_radii = _check_radii("head_radii", head_radii, problem.trials).to(flat.X.device)
     if len(radii) != len(head_radii):
         raise ValueError(f"head_radii must be {len(radii)} like radii, got {len(head_radii)}")
     d = flat.X.shape[-1]
     balls = Balls(p, (d * d, d))
     both = torch.stack([radii, head_radii], -1).reshape(len(radii), -1, 2)  # (radii, trials, 2)
-    soft = torch.stack([soft_radius(flat, p), _soft_head_radius(flat, p)], -1)
+    soft = _soft_radii(flat, p)
 
     def log_loss_of(count: int) -> Function:
         def function(x: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
@@ -229,13 +202,28 @@ def joint_regularization_path(
         return function
 
     def search(points: Tensor, radius: Tensor, tol: float) -> tuple[Tensor, Tensor]:
-        function = log_loss_of(points.shape[1])
-        return _joint_minima(flat, function, balls, points, radius, tol)
+        starts = points.shape[1]
+        function, R = log_loss_of(starts), radius.repeat_interleave(starts, 0)
+        W, v = balls.minima_on_spheres(function, points, radius, tol)[0].split(balls.sizes, -1)
+
+        def of_head(v: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+            at = R[which, :1] * W.flatten(0, 1)[which]
+            value, gradient = function(torch.cat([at, v], -1), which)
+            return value, gradient[:, d * d :]
+
+        for _ in range(ROUNDS):
+            v, _ = Balls(p, (d,)).minima_on_spheres(of_head, v, radius[:, 1:], tol)
+            head = (radius[:, None, 1:] * v)[:, :, None, :, None]  # (trials, starts, 1, d, 1)
+            scores = flat.y[:, None, :, None] * (flat.X.unsqueeze(1) @ head).squeeze(-1)
+            excess = _of_vectors(ExcessLoss(flat, scores.flatten(0, 1)), d)
+            W, _ = Balls(p, (d * d,)).minima_on_spheres(excess, W, radius[:, :1], tol)
+        points = torch.cat([W, v], -1)
+        at = balls.scale(points, radius.unsqueeze(1)).flatten(0, 1)
+        value, _ = function(at, torch.arange(len(at), device=at.device))
+        return points, value.reshape(-1, starts)
 
     anywhere = flat.X.new_zeros(len(flat.X), d * d + d)
-    ends = follow_spheres(search, Directions(d * d + d, anywhere, seed), starts, both, soft)
-    first = Directions(d * d + d, anywhere, seed)(starts)
-    points, values = search_inside(ends, log_loss_of, balls, first, both, soft)
+    points, values = minima_in_balls(search, log_loss_of, balls, anywhere, starts, seed, both, soft)
     W, v = points.split(balls.sizes, -1)
     found = _path(problem, p, radii, W, values)
     return replace(found, v=v.reshape(len(radii), *problem.v.shape), head_radii=head_radii)
@@ -246,27 +234,19 @@ def _path(
 ) -> RegularizationPath:
     """The result of W (radii, trials, d d) with the values (radii, starts, trials)."""
     W = W.reshape(len(radii), *problem.weight_shape)
-    return RegularizationPath(
-        p=p,
-        radii=radii,
-        W=W,
-        log_excess=values[:, 0].reshape(radii.shape),
-        norms=lp_norm(W, p, (-2, -1)),
-        tokens=torch.stack([problem.select(w) for w in W]),
-        all_log_excess=values.reshape(*values.shape[:2], *problem.trials),
-    )
+    tokens = torch.stack([problem.select(w) for w in W])
+    values = values.reshape(*values.shape[:2], *problem.trials)
+    return RegularizationPath(p, radii, W, values[:, 0], lp_norm(W, p, (-2, -1)), tokens, values)
 
 
-def soft_radius(flat: AttentionProblem, p: float) -> Tensor:
-    """The radius, (trials,), at which no logit exceeds 1: |x' W z| <= R ||x||_q ||z||_q."""
+def _soft_radii(flat: AttentionProblem, p: float) -> Tensor:
+    """The radii of W and of the head, (trials, 2), at which no logit and no score exceeds 1.
+
+    |x' W z| <= R ||x||_q ||z||_q, and |x' v| <= r ||x||_q.
+    """
     q = dual_exponent(p)
-    largest = (lp_norm(flat.X, q, -1).amax(-1) * lp_norm(flat.z, q, -1)).amax(-1)
-    return 1 / largest.where(largest > 0, 1.0)
-
-
-def _soft_head_radius(flat: AttentionProblem, p: float) -> Tensor:
-    """The head radius, (trials,), at which no score exceeds 1."""
-    largest = lp_norm(flat.X, dual_exponent(p), -1).amax((-2, -1))
+    x, z = lp_norm(flat.X, q, -1).amax(-1), lp_norm(flat.z, q, -1)  # (trials, n)
+    largest = torch.stack([(x * z).amax(-1), x.amax(-1)], -1)
     return 1 / largest.where(largest > 0, 1.0)
 
 
@@ -280,33 +260,26 @@ def _of_vectors(function: Function, d: int) -> Function:
     return flattened
 
 
-def _joint_minima(
-    flat: AttentionProblem,
-    function: Function,
-    balls: Balls,
-    points: Tensor,
-    radius: Tensor,
-    tol: float,
-) -> tuple[Tensor, Tensor]:
-    """Local minima of log L(v, W) on both spheres; points hold W, then v."""
-    trials, starts, _ = points.shape
-    d = flat.X.shape[-1]
-    R = radius.repeat_interleave(starts, 0)
-    weights, heads = Balls(balls.p, (d * d,)), Balls(balls.p, (d,))
-    W, v = balls.minima_on_spheres(function, points, radius, tol)[0].split(balls.sizes, -1)
+def _check_radii(name: str, radii: Sequence[float] | Tensor, trials: tuple[int, ...]) -> Tensor:
+    """The radii as (radii, *trials), or an error that names them."""
+    values = as_tensor(name, radii).to(torch.float64)
+    if values.dim() == 1:
+        values = values.reshape(-1, *(1 for _ in trials)).expand(-1, *trials)
+    if values.dim() == 0 or values.shape[1:] != trials or values.numel() == 0:
+        given = tuple(as_tensor(name, radii).shape)
+        raise ValueError(f"{name} must be (radii,) or (radii, *{trials}), got shape {given}")
+    if not bool(((values > 0) & values.isfinite()).all()) or bool((values.diff(dim=0) <= 0).any()):
+        raise ValueError(f"{name} must be positive, finite and increasing, got {radii}")
+    return values
 
-    def of_head(v: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
-        at = R[which, :1] * W.flatten(0, 1)[which]
-        value, gradient = function(torch.cat([at, v], -1), which)
-        return value, gradient[:, d * d :]
 
-    for _ in range(ROUNDS):
-        v, _ = heads.minima_on_spheres(of_head, v, radius[:, 1:], tol)
-        head = (radius[:, None, 1:] * v).unsqueeze(-2).unsqueeze(-1)  # (trials, starts, 1, d, 1)
-        scores = flat.y[:, None, :, None] * (flat.X.unsqueeze(1) @ head).squeeze(-1)
-        excess = _of_vectors(ExcessLoss(flat, scores.flatten(0, 1)), d)
-        W, _ = weights.minima_on_spheres(excess, W, radius[:, :1], tol)
-    points = torch.cat([W, v], -1)
-    at = balls.scale(points, radius.unsqueeze(1)).flatten(0, 1)
-    value, _ = function(at, torch.arange(len(at), device=at.device))
-    return lowest_first(points, value.reshape(trials, starts))
+def _flattened(problem: AttentionProblem) -> AttentionProblem:
+    """The problem with one dimension of trials."""
+    dims = len(problem.trials)
+
+    def flat(x: Tensor) -> Tensor:
+        return x.reshape(-1, *x.shape[dims:])
+
+    data = map(flat, (problem.X, problem.z, problem.y, problem.v))
+    mask = None if problem.mask is None else flat(problem.mask)
+    return AttentionProblem(*data, problem.loss_name, mask)

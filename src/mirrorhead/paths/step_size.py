@@ -23,7 +23,8 @@ from mirrorhead._checks import as_floats
 from mirrorhead.potentials import check_p
 from mirrorhead.problem import AttentionProblem, check_problem
 
-CHECKED = 512  # tokens in all samples of a problem that `warn_if_too_large` checks at most
+# Tokens of a problem that `warn_if_too_large` checks: more would take longer than the descent.
+CHECKED = 512
 
 
 def largest_step(problem: AttentionProblem, W: Tensor, p: float) -> Tensor:
@@ -39,7 +40,8 @@ def largest_step(problem: AttentionProblem, W: Tensor, p: float) -> Tensor:
     """
     p = check_p(p)
     check_problem(problem, plain=True)
-    X, z, n = problem.X, problem.z, problem.X.shape[-3]
+    X, z = problem.X, problem.z
+    n, T = X.shape[-3:-1]
     logits = problem.logits(W)  # (..., n, T); also checks W
     if not bool((logits < torch.inf).all()):
         raise ValueError("W must give finite logits X W z")
@@ -62,12 +64,10 @@ def largest_step(problem: AttentionProblem, W: Tensor, p: float) -> Tensor:
     zz = z.unsqueeze(-2) * z.unsqueeze(-3)  # (..., n, n, d)
     inner = torch.einsum("...ab,...ijb->...ija", inverse, zz)
     gram = torch.einsum("...ita,...ija,...jua->...itju", X, inner, X)
-    count = n * X.shape[-2]
-    gram = gram.reshape(*problem.trials, count, count)
-    blocks = torch.zeros_like(gram).reshape(*problem.trials, n, X.shape[-2], n, X.shape[-2])
     index = torch.arange(n, device=X.device)
+    blocks = torch.zeros_like(gram)
     blocks[..., index, :, index, :] = B.movedim(-3, 0)
-    blocks = blocks.reshape_as(gram)
+    gram, blocks = (x.reshape(*problem.trials, n * T, n * T) for x in (gram, blocks))
     # B G has the eigenvalues of R' B R with G = R R', which is symmetric.
     values, vectors = torch.linalg.eigh(gram)
     root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
@@ -79,14 +79,10 @@ def largest_step(problem: AttentionProblem, W: Tensor, p: float) -> Tensor:
 def warn_if_too_large(
     problem: AttentionProblem, p: float, lr: float, weights: dict[str, Tensor], step: int
 ) -> bool:
-    """Warn if lr exceeds what Remark 1 allows at this step; return whether it does.
-
-    Problems with more than CHECKED tokens are not checked: that would take longer than the descent.
-    """
-    if "W" not in weights or "v" in weights or problem.heads or problem.classes:
+    """Warn if lr exceeds what Remark 1 allows at this step; return whether it does."""
+    alone = "W" in weights and "v" not in weights and not problem.heads and not problem.classes
+    if not alone or problem.X.shape[-3] * problem.X.shape[-2] > CHECKED:
         return False  # the remark is about W alone
-    if problem.X.shape[-3] * problem.X.shape[-2] > CHECKED:
-        return False
     bound = float(largest_step(problem, weights["W"], p).min())
     if lr > bound:
         warnings.warn(

@@ -1,21 +1,89 @@
-"""The nuclear norm: min ||W||_* subject to A W >= b, by a barrier method on its dual."""
+"""The other norms: p = 1 and p = inf, which are linear programs, and the nuclear norm."""
 
 from __future__ import annotations
 
 import math
+from typing import TypeAlias
 
+import numpy as np
 import torch
+from scipy import optimize
 from torch import Tensor
 
 from mirrorhead.margin._constraints import ConstraintMatrix
-from mirrorhead.margin._interior_point import SolverResult
-from mirrorhead.margin._interior_point import solve as solve_lp
+from mirrorhead.margin._interior_point import SolverResult, solve
 from mirrorhead.margin._linear_systems import LAST_RESORT, cholesky, cholesky_solve
 
-MAX_ITERATIONS = 200
+# HiGHS needs the matrix; beyond this many entries (800 MB) use a p near the limit instead.
+MAX_ENTRIES = 100_000_000
+# A solution w of a linear program, the multipliers of its rows, and the number of iterations.
+Found: TypeAlias = tuple[np.ndarray, np.ndarray, int]
+MAX_ITERATIONS = 200  # of Newton's method for the nuclear norm
 
 
-def solve(A: ConstraintMatrix, b: Tensor, tol: float) -> SolverResult:
+def solve_polyhedral(A: ConstraintMatrix, b: Tensor, p: float) -> SolverResult:
+    """min ||w||_1 (p = 1) or ||w||_inf (p = inf) subject to A w >= b, by HiGHS, one at a time.
+
+    The interior point method first solves p = 2 for all problems together: its proof of
+    infeasibility holds for every p, and its solution gives the scale of the others.
+    """
+    if A.rows * A.columns > MAX_ENTRIES:
+        raise ValueError(
+            f"p={p:g} needs the constraint matrix, here {A.rows} x {A.columns}; at most "
+            f"{MAX_ENTRIES:.0e} entries are allowed. Use p=1.02 or p=100 instead"
+        )
+    result = SolverResult.empty(A, b)
+    start = solve(A, b, 2.0, 1e-9)
+    for k in range(A.batch):
+        if start.infeasible[k]:
+            result.infeasible[k], result.lam[k] = True, start.lam[k]
+            continue
+        live = (b[k] > 0).nonzero().mT  # not empty: problems without constraints need no solver
+        bound = b[k, live[0]].cpu().numpy()
+        matrix = A.take(slice(k, k + 1)).take_rows(live)[0].cpu().numpy() / bound[:, None]
+        scale = float(start.w[k].abs().max())
+        found = _smallest_sum(matrix) if p == 1 else _largest_margin(matrix, scale)
+        w, lam, result.iterations[k] = found
+        result.w[k] = torch.from_numpy(w)
+        result.lam[k, live[0]] = torch.from_numpy(np.maximum(lam, 0) / bound).to(b.device)
+    return result
+
+
+def _smallest_sum(matrix: np.ndarray) -> Found:
+    """min ||w||_1 subject to A w >= 1: w = w+ - w-, both at least 0."""
+    m, N = matrix.shape
+    found = _highs(np.ones(2 * N), np.hstack([-matrix, matrix]), -np.ones(m), (0, None))
+    if found.status != 0:
+        return np.zeros(N), np.zeros(m), int(found.nit)
+    return found.x[:N] - found.x[N:], -found.ineqlin.marginals, int(found.nit)
+
+
+def _largest_margin(matrix: np.ndarray, scale: float) -> Found:
+    """min ||w||_inf subject to A w >= 1, as the largest g with B A s >= g in the box |s| <= 1.
+
+    The solution is w = B s / g. Rows -t <= w <= t instead of the box would take five times as long.
+    HiGHS's tolerances are absolute; B is the largest entry of the solution for p = 2, so g is at
+    least 1 and at most about sqrt(N).
+    """
+    m, N = matrix.shape
+    cost, rows = np.append(np.zeros(N), -1.0), np.hstack([-scale * matrix, np.ones((m, 1))])
+    limits = np.tile([-1.0, 1.0], (N + 1, 1))
+    limits[N] = 0, np.inf
+    found = _highs(cost, rows, np.zeros(m), limits)
+    if found.status != 0 or found.x[N] <= 0:
+        return np.zeros(N), np.zeros(m), int(found.nit)
+    factor = scale / found.x[N]
+    return factor * found.x[:N], -factor * found.ineqlin.marginals, int(found.nit)
+
+
+def _highs(
+    cost: np.ndarray, rows: np.ndarray, bound: np.ndarray, limits: object
+) -> optimize.OptimizeResult:
+    accuracy = {f"{side}_feasibility_tolerance": 1e-10 for side in ("primal", "dual")}
+    return optimize.linprog(cost, rows, bound, bounds=limits, method="highs-ds", options=accuracy)
+
+
+def solve_nuclear(A: ConstraintMatrix, b: Tensor, tol: float) -> SolverResult:
     r"""Certified nuclear-norm solutions, one problem at a time.
 
     The dual is max b' lam subject to ||S||_op <= 1, S = A' lam, lam >= 0, with as many
@@ -35,7 +103,7 @@ def solve(A: ConstraintMatrix, b: Tensor, tol: float) -> SolverResult:
         raise ValueError(
             f"norm='nuclear' takes at most {LAST_RESORT} constraints per problem, got {A.rows}"
         )
-    result = solve_lp(A, b, 2.0, 1e-2)
+    result = solve(A, b, 2.0, 1e-2)
     n, R, a = A.left.shape[1:]
     for k in range(A.batch):
         if math.isfinite(float(result.gap[k])):
@@ -70,18 +138,17 @@ def _follow(
     lam = 0.95 / (b @ lam) * lam + 0.05 / (b @ b) * b
     lam = lam * (0.5 / torch.linalg.matrix_norm(pull(lam), 2))
     mu = float(b @ lam) / (len(b) + a)
-    best, best_gap = (b.new_zeros(a * c), lam), math.inf
-    steps = 0
+    best, best_gap, steps = (b.new_zeros(a * c), lam), math.inf, 0
     while steps < MAX_ITERATIONS:
         steps += 1
         S = pull(lam)
         U, sigma, Vt = torch.linalg.svd(S)
         k = len(sigma)
         grow = 1 / ((1 - sigma) * (1 + sigma))
-        G = torch.eye(a, dtype=b.dtype, device=b.device) + (U[:, :k] * (grow - 1)) @ U[:, :k].mT
-        F = torch.eye(len(Vt), dtype=b.dtype, device=b.device)
-        F = F + (Vt[:k].mT * (grow - 1)) @ Vt[:k]
-        Q = (U[:, :k] * (grow * sigma)) @ Vt[:k]
+        U, Vt = U[:, :k], Vt[:k]
+        G = torch.eye(a).to(b) + (U * (grow - 1)) @ U.mT
+        F = torch.eye(c).to(b) + (Vt.mT * (grow - 1)) @ Vt
+        Q = (U * (grow * sigma)) @ Vt
         cross = left @ Q @ right.mT  # (m, m)
         H = 2 * mu * ((left @ G @ left.mT) * (right @ F @ right.mT) + cross * cross.mT)
         H.diagonal().add_(mu / lam.square())
@@ -118,7 +185,6 @@ def _slope(
 ) -> float:
     """The derivative of the barrier function along the step."""
     new = S + size * dS
-    eye = torch.eye(new.shape[1], dtype=b.dtype, device=b.device)
-    Q = torch.linalg.solve(eye - new.mT @ new, new.mT).mT
+    Q = torch.linalg.solve(torch.eye(new.shape[1]).to(b) - new.mT @ new, new.mT).mT
     barrier = 2 * (Q * dS).sum() - (step / (lam + size * step)).sum()
     return float(mu * barrier - b @ step)
