@@ -61,12 +61,14 @@ def panels(columns: int, rows: int = 1, height: float = 3.4, **options: Any) -> 
     return figure, axes[0] if rows == 1 else axes
 
 
-def divergence_panels(exponents: Sequence[float]) -> tuple[Figure, Any]:
-    """Return a panel for each p, to draw divergences to the AttSVM against steps."""
+def divergence_panels(
+    exponents: Sequence[float], title: str = "p = {:g}", label: str = "divergence to the AttSVM"
+) -> tuple[Figure, Any]:
+    """Return a panel for each p, to draw divergences against steps."""
     figure, axes = panels(len(exponents), sharey=True)
     for axis, p in zip(axes, exponents, strict=True):
-        axis.set(xscale="log", yscale="log", xlabel="step", title=f"p = {p:g}")
-    axes[0].set_ylabel("divergence to the AttSVM")
+        axis.set(xscale="log", yscale="log", xlabel="step", title=title.format(p))
+    axes[0].set_ylabel(label)
     return figure, axes
 
 

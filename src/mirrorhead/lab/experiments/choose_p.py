@@ -22,7 +22,7 @@ from torch.nn.functional import one_hot
 
 from mirrorhead.cross_validation import choose_p
 from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
-from mirrorhead.lab.plots import COLOURS, Figure, legend_below, panels
+from mirrorhead.lab.plots import Figure, legend_below, panels
 from mirrorhead.lab.verdicts import Verdict, judge
 from mirrorhead.margin import attention_svm
 from mirrorhead.paths.descent import descend
@@ -179,10 +179,9 @@ def draw(result: Result[Settings]) -> Figure:
     chosen = _at(accuracy, result["chosen"])
     for k, (axis, kind) in enumerate(zip(axes, settings.kinds, strict=True)):
         for j, n in enumerate(settings.n):
-            axis.plot(
-                settings.p, accuracy[:, k, j].mean(0), "o-", color=COLOURS[j], label=f"n = {n}"
-            )
-            axis.axhline(chosen[:, k, j].mean(), color=COLOURS[j], linestyle="--", linewidth=1)
+            colour, mean = f"C{j}", accuracy[:, k, j].mean(0)
+            axis.plot(settings.p, mean, "o-", color=colour, label=f"n = {n}")
+            axis.axhline(chosen[:, k, j].mean(), color=colour, linestyle="--", linewidth=1)
         ticks = [p for p in (1.1, 2, 10) if settings.p[0] <= p <= settings.p[-1]]
         axis.set(xscale="log", xlabel="p", title=kind)
         axis.set_xticks(ticks, labels=[f"{p:g}" for p in ticks])

@@ -23,23 +23,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mirrorhead.lab.experiments.convergence import stacked
-from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
+from mirrorhead import AttentionProblem, ConeConstants, Path, PNorm, cone_constants, descend
+from mirrorhead.lab.experiments.convergence import PathSettings, joined
+from mirrorhead.lab.experiments.experiment import Experiment, Result
 from mirrorhead.lab.plots import COLOURS, Figure, legend_below, panels
 from mirrorhead.lab.verdicts import Verdict, judge, listed
-from mirrorhead.paths.descent import Path, descend, direction_divergence
-from mirrorhead.potentials import PNorm
-from mirrorhead.problem import AttentionProblem
+from mirrorhead.paths.descent import direction_divergence
 from mirrorhead.synthetic import random_problem, random_weights
-from mirrorhead.tokens import ConeConstants, cone_constants
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(TrialSettings):
-    """p: exponents; steps, lr, scale: the paths of Figure 4, whose ends are looked at."""
+class Settings(PathSettings):
+    """The paths of Figure 4, whose ends are looked at; scale: the standard deviation of W(0)."""
 
-    p: tuple[float, ...] = (1.75, 2.0, 3.0)
-    steps: tuple[int, ...] = (1500, 2000, 20_000)
     lr: float = 0.1
     scale: float = 1.0
 
@@ -54,7 +50,7 @@ def run(settings: Settings) -> dict[str, Tensor]:
         descend(problem, p, steps, settings.lr, init=init, record=[0, steps], progress=False)
         for p, steps in zip(settings.p, settings.steps, strict=True)
     )
-    return stacked(map(_measure, paths), 1)
+    return joined(settings.p, map(_measure, paths))
 
 
 def verdict(result: Result[Settings]) -> Verdict:
@@ -140,21 +136,19 @@ class _Lemma:
         solution, delta = self.cone.solution, self.cone.delta[..., None]
         W = W * (solution.norm / PNorm(solution.p).norm(W, (-2, -1)))[..., None, None]
         logits = torch.einsum("knta,...kab,knb->...knt", self.problem.X, W, self.problem.z)
-        picks = [
-            index.expand(*logits.shape[:-1], index.shape[-1])
-            for index in (self.chosen, self.others)
-        ]
-        margin = logits.gather(-1, picks[0]) - logits.gather(-1, picks[1])
+        selected, others = (
+            logits.gather(-1, at.expand(*logits.shape[:-1], at.shape[-1]))
+            for at in (self.chosen, self.others)
+        )
+        margin = selected - others
         near = margin.where(self.support, 1.0)
         far = margin.where(~self.support, torch.inf).amin(-1)
-        worst = torch.stack(
-            [
-                delta / 2 - (near - 1).abs().amax(-1),
-                far - 1 - 1.5 * delta,
-                far - margin.where(self.support, -torch.inf).amax(-1) - 1.5 * delta,
-            ]
-        )
-        return worst.amin((0, -1)) / self.cone.delta
+        slacks = [
+            delta / 2 - (near - 1).abs().amax(-1),
+            far - 1 - 1.5 * delta,
+            far - margin.where(self.support, -torch.inf).amax(-1) - 1.5 * delta,
+        ]
+        return torch.stack(slacks).amin((0, -1)) / self.cone.delta
 
     def go(self, inside: Callable[[Tensor], Tensor]) -> Tensor:
         """The last point inside along each direction, by bisection: (directions, trials, d, d)."""

@@ -86,6 +86,10 @@ class Result(Generic[S]):
     def __getitem__(self, name: str) -> np.ndarray:
         return self.arrays[name]
 
+    def each(self, name: str) -> list[np.ndarray]:
+        """Return "name 1.75", "name 2" and so on, the arrays of the exponents in settings.p."""
+        return [self.arrays[f"{name} {p:g}"] for p in vars(self.settings)["p"]]
+
     def __repr__(self) -> str:
         shapes = ", ".join(f"{k} {'x'.join(map(str, a.shape))}" for k, a in self.arrays.items())
         return f"Result({self.name}, {shapes}, {self.seconds:.1f} s)"

@@ -8,20 +8,18 @@ lp-AttSVM, that of the tokens which the normalised path selects in the end, are 
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from mirrorhead import Path, PNorm, attention_svm, largest_step
+from mirrorhead.lab.experiments.convergence import descend_anyway
 from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
 from mirrorhead.lab.plots import Figure, legend_below, mean_band, panels
 from mirrorhead.lab.verdicts import Verdict, judge, listed
-from mirrorhead.margin import attention_svm
-from mirrorhead.paths.descent import Path, descend, recorded_steps
-from mirrorhead.paths.step_size import largest_step
-from mirrorhead.potentials import PNorm
+from mirrorhead.paths.descent import recorded_steps
 from mirrorhead.synthetic import random_problem, random_weights
 
 RULES = ("normalized", "constant")
@@ -50,13 +48,11 @@ def run(settings: Settings) -> dict[str, Tensor]:
     arrays: dict[str, Tensor] = {}
     agree, covered = [], []
     for p, steps in zip(settings.p, settings.normalized, strict=True):
-        with warnings.catch_warnings():
-            # For p > 2 Remark 1 allows next to nothing near the origin: counted instead.
-            warnings.filterwarnings("ignore", "lr = .* exceeds the largest step")
-            fast, slow = (
-                descend(problem, p, k, settings.lr, rule, init=init, progress=False)
-                for rule, k in zip(RULES, (steps, settings.constant), strict=True)
-            )
+        fast, slow = (
+            descend_anyway(problem, p, k, settings.lr, rule, init=init)
+            for rule, k in zip(RULES, (steps, settings.constant), strict=True)
+        )
+        # For p > 2 Remark 1 allows next to nothing near the origin.
         covered.append(largest_step(problem, init, p) >= settings.lr)
         solution = attention_svm(problem.X, problem.z, fast.tokens, p, settings.tol)
         for path in (fast, slow):
@@ -76,9 +72,8 @@ def verdict(result: Result[Settings]) -> Verdict:
     settings = result.settings
     ratios = np.stack([_ratios(result, p) for p in settings.p])  # (exponents, trials)
     low, middle, high = np.quantile(ratios, (0.05, 0.5, 0.95), axis=1)
-    slow, fast = (
-        [np.median(result[f"divergence {p:g} {rule}"][:, -1]) for p in settings.p]
-        for rule in ("constant", "normalized")
+    fast, slow = (
+        [np.median(result[f"divergence {p:g} {rule}"][:, -1]) for p in settings.p] for rule in RULES
     )
     distance = [result[f"distance {p:g} constant"][:, -1].mean() for p in settings.p]
     steps = np.array(distance) / settings.lr
@@ -106,8 +101,9 @@ def draw(result: Result[Settings]) -> Figure:
     figure, axes = panels(len(settings.p), rows=2, height=5.4, sharey=True)
     for (above, below), p, steps in zip(axes.T, settings.p, settings.normalized, strict=True):
         for k, (rule, last) in enumerate(zip(RULES, (steps, settings.constant), strict=True)):
-            divergence = result[f"divergence {p:g} {rule}"]
-            distance = result[f"distance {p:g} {rule}"]
+            divergence, distance = (
+                result[f"{name} {p:g} {rule}"] for name in ("divergence", "distance")
+            )
             line = {"color": f"C{k}", "linestyle": ("-", "--")[k], "label": f"{rule} steps"}
             mean_band(above, sorted(recorded_steps(last)), divergence, **line)
             below.plot(distance.mean(0), divergence.mean(0), **line)
@@ -128,11 +124,11 @@ def _distance(path: Path, init: Tensor) -> Tensor:
 
 def _ratios(result: Result[Settings], p: float) -> np.ndarray:
     """D of the constant path at its end over that of the normalised one as far from the start."""
-    pairs = [
-        tuple(np.log(result[f"{name} {p:g} {rule}"]) for name in ("distance", "divergence"))
+    x, y, far, end = (
+        np.log(result[f"{name} {p:g} {rule}"])
         for rule in RULES
-    ]
-    (x, y), (far, end) = pairs
+        for name in ("distance", "divergence")
+    )
     at = [np.interp(far[t, -1], x[t], y[t]) for t in range(len(x))]
     return np.exp(end[:, -1] - at)
 

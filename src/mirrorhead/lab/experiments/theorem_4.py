@@ -18,14 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mirrorhead import PNorm, descend, locally_optimal
+from mirrorhead.lab.experiments.convergence import joined
 from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
 from mirrorhead.lab.plots import COLOURS, GREY, NORM, Figure, median_band, panels
 from mirrorhead.lab.verdicts import Verdict, judge, listed
-from mirrorhead.paths.descent import descend
 from mirrorhead.paths.diagnostics import fitted_slope, observed_rate, theorem_rate
-from mirrorhead.potentials import PNorm
 from mirrorhead.synthetic import random_problem
-from mirrorhead.tokens import locally_optimal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,19 +43,19 @@ def run(settings: Settings) -> dict[str, Tensor]:
     against log ||W|| over the last decade, excess: the same of D / b, local: whether the tokens
     are locally optimal, (trials, exponents)."""
     problem = random_problem(settings.trials, first=settings.first)
-    arrays, slopes, excesses, local = {}, [], [], []
+    rows = []
     for p, steps, lr in zip(settings.p, settings.steps, settings.lr, strict=True):
         path = descend(problem, p, steps, lr, progress=False)
         found = locally_optimal(problem, path.tokens, p, settings.tol)
         norm = PNorm(p).norm(path.W, (-2, -1)) / found.solution.norm  # (records, trials)
         divergence = path.divergence_to(found.solution)
-        ratio = divergence / _bound(norm, p)
-        slopes.append(fitted_slope(norm, divergence).where(found.optimal, torch.nan))
-        excesses.append(fitted_slope(norm, ratio).where(found.optimal, torch.nan))
-        local.append(found.optimal)
-        arrays |= {f"norm {p:g}": norm.T, f"divergence {p:g}": divergence.T}
-    stacked = {"slope": slopes, "excess": excesses, "local": local}
-    return arrays | {name: torch.stack(parts, 1) for name, parts in stacked.items()}
+        slope, excess = (
+            fitted_slope(norm, falling).where(found.optimal, torch.nan)
+            for falling in (divergence, divergence / _bound(norm, p))
+        )
+        row = {"norm": norm.T, "divergence": divergence.T}
+        rows.append(row | {"slope": slope, "excess": excess, "local": found.optimal})
+    return joined(settings.p, rows, "norm", "divergence")
 
 
 def verdict(result: Result[Settings]) -> Verdict:
@@ -83,23 +82,21 @@ def draw(result: Result[Settings]) -> Figure:
     """D against the norm for each p; the slopes against p with the theorem's and its square."""
     exponents = result.settings.p
     figure, (left, right) = panels(2)
-    for p, colour in zip(exponents, COLOURS, strict=False):
-        local = result["local"][:, exponents.index(p)]
-        norm, divergence = (result[f"{name} {p:g}"][local] for name in ("norm", "divergence"))
-        median_band(left, norm, divergence, color=colour, label=f"p = {p:g}")
-    left.set(xscale="log", yscale="log", xlabel=NORM, ylabel="divergence D")
-    left.set_xlim(left=1)
-    left.legend(fontsize="small")
     grid = np.linspace(min(exponents), max(exponents), 200)
     right.plot(grid, [theorem_rate(p) for p in grid], "--", color=GREY, label="Theorem 4")
     right.plot(grid, [observed_rate(p) for p in grid], color=GREY, label="its square")
     for k, (p, colour) in enumerate(zip(exponents, COLOURS, strict=False)):
-        slopes = result["slope"][:, k]
-        low, middle, high = np.nanquantile(slopes, (0.1, 0.5, 0.9))
+        local = result["local"][:, k]
+        norm, divergence = (result[f"{name} {p:g}"][local] for name in ("norm", "divergence"))
+        median_band(left, norm, divergence, color=colour, label=f"p = {p:g}")
+        low, middle, high = np.nanquantile(result["slope"][:, k], (0.1, 0.5, 0.9))
         right.plot((p, p), (low, high), color=colour, linewidth=2)
         right.plot(p, middle, "o", color=colour)
+    left.set(xscale="log", yscale="log", xlabel=NORM, ylabel="divergence D")
+    left.set_xlim(left=1)
     right.set(xlabel="exponent p", ylabel="slope of log D against log $||W||$")
-    right.legend(fontsize="small")
+    for axis in (left, right):
+        axis.legend(fontsize="small")
     return figure
 
 

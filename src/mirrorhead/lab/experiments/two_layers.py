@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mirrorhead.lab.experiments.convergence import at_a_tenth
-from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
+from mirrorhead import MarginSolution, attention_svm
+from mirrorhead.lab.experiments.convergence import PathSettings, joined
+from mirrorhead.lab.experiments.experiment import Experiment, Result
 from mirrorhead.lab.experiments.two_layer_model import TwoLayers
-from mirrorhead.lab.plots import COLOURS, Figure, divergence_panels, legend_below, median_band
+from mirrorhead.lab.plots import Figure, divergence_panels, legend_below, median_band
 from mirrorhead.lab.verdicts import Verdict, judge, listed
-from mirrorhead.margin import MarginSolution, attention_svm
 from mirrorhead.paths._update_rules import Normalized
 from mirrorhead.paths.descent import direction_divergence, recorded_steps
 from mirrorhead.synthetic import random_problem
@@ -33,11 +33,10 @@ ONE_HOT = 0.99  # attention above this on one token counts as one-hot
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(TrialSettings):
-    """p: exponents; steps and lr of each path; n, T, d: the size of the problems; tol: the
-    certified gap of the solutions."""
+class Settings(PathSettings):
+    """steps and lr of each path; n, T, d: the size of the problems; tol: the certified gap of
+    the solutions."""
 
-    p: tuple[float, ...] = (1.75, 2.0, 3.0)
     steps: tuple[int, ...] = (3000, 3000, 3000)
     lr: tuple[float, ...] = (0.1, 0.1, 3.0)
     n: int = 4
@@ -56,29 +55,30 @@ def run(settings: Settings) -> dict[str, Tensor]:
     model = TwoLayers(
         random_problem(settings.trials, settings.n, settings.T, settings.d, settings.first)
     )
-    arrays: dict[str, Tensor] = {}
-    cross, all_queries, one_hot = [], [], []
+    rows = []
     for p, steps, lr in zip(settings.p, settings.steps, settings.lr, strict=True):
         weights = descend_both(model, p, steps, lr)  # (records, trials, 2, d, d)
         seen = _Seen(model, weights[-1])
-        solutions = {r: seen.solutions(r, settings.tol) for r in settings.p}
-        divergence = [
-            _divergence(p, solutions[p][layer], weights[:, :, layer]) for layer in range(2)
-        ]
-        arrays[f"layers {p:g}"] = torch.stack(divergence, -1).transpose(0, 1)
-        table = [
-            [_divergence(p, solutions[r][layer], weights[-1:, :, layer])[0] for r in settings.p]
-            for layer in range(2)
-        ]
-        cross.append(torch.stack([torch.stack(row, -1) for row in table], 1))
+        # The divergence of each layer to the solution of each exponent, (records, trials, 2).
+        layers = {
+            r: torch.stack(
+                [
+                    _divergence(p, solution, weights[:, :, layer])
+                    for layer, solution in enumerate(seen.solutions(r, settings.tol))
+                ],
+                -1,
+            )
+            for r in settings.p
+        }
         everything = seen.all_queries(p, settings.tol)
-        all_queries.append(_divergence(p, everything, weights[-1:, :, 0])[0])
-        one_hot.append(seen.one_hot())
-    return arrays | {
-        "cross": torch.stack(cross, 1),
-        "all_queries": torch.stack(all_queries, 1),
-        "one_hot": torch.stack(one_hot, 1),
-    }
+        row = {
+            "layers": layers[p].transpose(0, 1),
+            "cross": torch.stack([divergence[-1] for divergence in layers.values()], -1),
+            "all_queries": _divergence(p, everything, weights[-1:, :, 0])[0],
+            "one_hot": seen.one_hot(),
+        }
+        rows.append(row)
+    return joined(settings.p, rows, "layers")
 
 
 def descend_both(model: TwoLayers, p: float, steps: int, lr: float) -> Tensor:
@@ -119,10 +119,9 @@ class _Seen:
 
     def one_hot(self) -> Tensor:
         """The share of samples with one-hot attention in each layer, (trials, 2)."""
-        largest = (
-            self._at_row(self.first.softmax(-1).amax(-1)), self.second.softmax(-1).amax(-1)
-        )  # fmt: skip
-        return torch.stack([(mass > ONE_HOT).double().mean(-1) for mass in largest], -1)
+        first, second = (logits.softmax(-1).amax(-1) for logits in (self.first, self.second))
+        largest = torch.stack([self._at_row(first), second], -1)
+        return (largest > ONE_HOT).double().mean(-2)
 
     def _at_row(self, x: Tensor) -> Tensor:
         """The values (trials, n, query) at the row that layer 2 selects, (trials, n)."""
@@ -143,22 +142,20 @@ def verdict(result: Result[Settings]) -> Verdict:
     """It holds if the divergence of nearly every layer is small and still falling like a power,
     and smaller to the solution of its own p than to the others."""
     settings = result.settings
-    ends, fell = [], []
-    for p, steps in zip(settings.p, settings.steps, strict=True):
-        values = result[f"layers {p:g}"]
-        ends.append(np.nanmedian(values[:, -1], 0))  # (2,)
-        fell.append((values[:, -1] < values[:, at_a_tenth(steps)] / 2).mean())  # NaN has not
+    pairs = list(zip(result.each("layers"), settings.tenths, strict=True))
+    ends = np.array([np.nanmedian(values[:, -1], 0) for values, _ in pairs])  # (exponents, 2)
+    fell = [(values[:, -1] < values[:, at] / 2).mean() for values, at in pairs]  # NaN has not
     cross = np.nanmedian(result["cross"], 0)  # (path, layer, solution)
     own = all(cross[k, layer].argmin() == k for k in range(len(settings.p)) for layer in range(2))
     others = np.nanmedian(result["all_queries"])
-    layers = [listed((end[layer] for end in ends), ".1e") for layer in range(2)]
+    layers = [listed(end, ".1e") for end in ends.T]
     off = np.array([np.delete(cross[k], k, -1) for k in range(len(settings.p))])
     return judge(
         f"p = {listed(settings.p, 'g')}: median D of layer 1 {layers[0]}, of layer 2 {layers[1]}; "
         f"to the solutions of the other exponents {off.min():.1e} to {off.max():.1e}; attention is "
         f"one-hot in {result['one_hot'][..., 0].mean():.0%} (layer 1) and "
         f"{result['one_hot'][..., 1].mean():.0%} (layer 2) of the samples",
-        bool(np.max(ends) < 0.01 and min(fell) >= 0.9 and own),
+        bool(ends.max() < 0.01 and min(fell) >= 0.9 and own),
         "Layer 1 approaches the AttSVM of the queries that layer 2 selects, not of all queries "
         f"(median D {others:.2g}).",
     )
@@ -168,11 +165,9 @@ def draw(result: Result[Settings]) -> Figure:
     """The divergence of each layer to the AttSVM of what it sees, against the step."""
     settings = result.settings
     figure, axes = divergence_panels(settings.p)
-    for axis, p, steps in zip(axes, settings.p, settings.steps, strict=True):
-        x = sorted(recorded_steps(steps))
+    for axis, x, layers in zip(axes, settings.records, result.each("layers"), strict=True):
         for layer in range(2):
-            values = result[f"layers {p:g}"][..., layer]
-            median_band(axis, x, values, color=COLOURS[layer], label=f"layer {layer + 1}")
+            median_band(axis, x, layers[..., layer], label=f"layer {layer + 1}")
     legend_below(figure, axes[0], columns=2)
     return figure
 
