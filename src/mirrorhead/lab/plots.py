@@ -82,8 +82,7 @@ def median_band(axis: Any, x: Any, values: np.ndarray, **line: Any) -> None:
 
     A trial is NaN where it has no value. If x differs between trials, its median is used.
     """
-    x = np.asarray(x)
-    x = np.nanmedian(x, 0) if x.ndim > 1 else x
+    x = np.nanmedian(x, 0) if np.ndim(x) > 1 else x
     _band(axis, x, np.nanmedian(values, 0), values, line)
 
 

@@ -116,15 +116,10 @@ def _goal(p: float) -> float:
 EXPERIMENT = Experiment(
     name="acceleration",
     title="Acceleration: the same directions in a fraction of the steps",
-    claim=(
-        "Beyond the paper: the accelerated rule comes within $D = 10^{-8}$ of the max-margin "
-        "direction in thousands of steps (in the median; for $p > 4$ within $10^{-6}$ in "
-        "every trial)."
-    ),
-    equation=(
-        r"D(k) = D_{\psi_p}\!\left( \frac{W_{\mathrm{mm}}}{\lVert W_{\mathrm{mm}} "
-        r"\rVert_p},\, \frac{W(k)}{\lVert W(k) \rVert_p} \right) \leq 10^{-8}"
-    ),
+    claim="Beyond the paper: the accelerated rule comes within $D = 10^{-8}$ of the max-margin "
+    "direction in thousands of steps (in the median; for $p > 4$ within $10^{-6}$ in every trial).",
+    equation=r"D(k) = D_{\psi_p}\!\left( \frac{W_{\mathrm{mm}}}{\lVert W_{\mathrm{mm}} "
+    r"\rVert_p},\, \frac{W(k)}{\lVert W(k) \rVert_p} \right) \leq 10^{-8}",
     quick=Settings(trials=10, p=(1.1, 1.5, 2.0, 3.0, 5.0), steps=(2500, 1500, 1500, 1500, 5000)),
     full=Settings(trials=100),
     run=run,

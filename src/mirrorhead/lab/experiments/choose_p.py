@@ -194,14 +194,10 @@ def draw(result: Result[Settings]) -> Figure:
 EXPERIMENT = Experiment(
     name="choose-p",
     title="Which p (open question)",
-    claim=(
-        "Left open by the paper: which $p$ to use. Cross-validated token selection by max-margin "
-        "solutions chooses an exponent that is nearly the best one. Dashed: the choice."
-    ),
-    equation=(
-        r"\hat{p} = \mathrm{argmax}_p \; \text{share of held-out samples with } "
-        r"\mathrm{argmax}_t \, x_t^\top W_{\mathrm{mm}}^{(p)} z = \alpha"
-    ),
+    claim="Left open by the paper: which $p$ to use. Cross-validated token selection by "
+    "max-margin solutions chooses an exponent that is nearly the best one. Dashed: the choice.",
+    equation=r"\hat{p} = \mathrm{argmax}_p \; \text{share of held-out samples with } "
+    r"\mathrm{argmax}_t \, x_t^\top W_{\mathrm{mm}}^{(p)} z = \alpha",
     quick=Settings(
         trials=6, kinds=("sparse entries", "dense"), n=(20, 60), p=(1.1, 1.5, 2.0, 3.0, 10.0),
         fresh=200, steps=100,

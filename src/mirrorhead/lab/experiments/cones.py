@@ -169,15 +169,11 @@ class _Lemma:
 EXPERIMENT = Experiment(
     name="cones",
     title="The cones of Theorems 2 to 4: how wide they are",
-    claim=(
-        r"Inside the cone of radius $\mu_0$ around the max-margin solution, where Theorems 2 "
-        r"to 4 start, all weights separate the tokens almost as that solution does (Lemma 9)."
-    ),
-    equation=(
-        r"\left| (x_\alpha - x_t)^\top W z - 1 \right| \leq \tfrac{\delta}{2} \;\text{ for "
-        r"support tokens } t, \qquad (x_\alpha - x_\tau)^\top W z \geq 1 + \tfrac{3}{2} "
-        r"\delta \;\text{ for the others}"
-    ),
+    claim=r"Inside the cone of radius $\mu_0$ around the max-margin solution, where Theorems 2 to "
+    r"4 start, all weights separate the tokens almost as that solution does (Lemma 9).",
+    equation=r"\left| (x_\alpha - x_t)^\top W z - 1 \right| \leq \tfrac{\delta}{2} \;\text{ for "
+    r"support tokens } t, \qquad (x_\alpha - x_\tau)^\top W z \geq 1 + \tfrac{3}{2} \delta "
+    r"\;\text{ for the others}",
     quick=Settings(trials=10),
     full=Settings(trials=100),
     run=run,

@@ -48,7 +48,12 @@ def run(settings: Settings) -> dict[str, Tensor]:
     records); margin: 1/||v||_3 for each choice of tokens, 0 where they do not separate the
     labels, (1, choices)."""
     problem = _problem()
-    W = torch.stack([_solve(problem, p, settings.tol) for p in settings.p], 1)
+    data = (problem.X, problem.z, torch.zeros(2, 2, dtype=torch.long))
+    solutions = [attention_svm(*data, p, settings.tol, mask=problem.mask) for p in settings.p]
+    for solution in solutions:
+        if not solution.check(*data, mask=problem.mask):
+            raise ArithmeticError(f"the solution for p = {solution.p:g} does not check: {solution}")
+    W = torch.stack([solution.W for solution in solutions], 1)
     path = descend(problem, 3, settings.steps, settings.lr, progress=False)
     divergence = direction_divergence(3, W[:, settings.p.index(3.0)], path.W, 2)
     features = torch.stack([problem.X[0, (0, 1), choice] for choice in CHOICES])
@@ -131,28 +136,13 @@ def _problem() -> AttentionProblem:
     return AttentionProblem(X, X[:, :, 0], y, v, mask=mask)
 
 
-def _solve(problem: AttentionProblem, p: float, tol: float) -> Tensor:
-    """(readings, 2, 2), checked against the data."""
-    data = (problem.X, problem.z, torch.zeros(2, 2, dtype=torch.long))
-    solution = attention_svm(*data, p, tol, mask=problem.mask)
-    if not solution.check(*data, mask=problem.mask):
-        raise ArithmeticError(f"the solution for p = {p:g} does not check: {solution}")
-    return solution.W
-
-
 EXPERIMENT = Experiment(
     name="example-1",
     title="Example 1: the printed solution",
-    claim=(
-        "For the two samples of Example 1, the max-margin matrix in the 3-norm is the one "
-        "that the paper prints, and the tokens $x_{11}$ and $x_{21}$ give the labels the "
-        "largest margin."
-    ),
-    equation=(
-        r"W_{\mathrm{mm}} = \mathrm{argmin}_W \lVert W \rVert_3 \;\text{ with }\; (x_{i1} - "
-        r"x_{it})^\top W z_i \geq 1 \;=\; \begin{pmatrix} 0.03846 & 0 \\ -0.00769 & 0 "
-        r"\end{pmatrix}"
-    ),
+    claim="For the two samples of Example 1, the max-margin matrix in the 3-norm is the one that "
+    "the paper prints, and the tokens $x_{11}$ and $x_{21}$ give the labels the largest margin.",
+    equation=r"W_{\mathrm{mm}} = \mathrm{argmin}_W \lVert W \rVert_3 \;\text{ with }\; (x_{i1} - "
+    r"x_{it})^\top W z_i \geq 1 \;=\; \begin{pmatrix} 0.03846 & 0 \\ -0.00769 & 0 \end{pmatrix}",
     quick=Settings(trials=1, steps=2000),
     full=Settings(trials=1),
     run=run,

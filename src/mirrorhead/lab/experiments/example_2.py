@@ -153,17 +153,13 @@ def _remark(result: Result[Settings]) -> str:
 EXPERIMENT = Experiment(
     name="example-2",
     title="Example 2: attention and head trained together",
-    claim=(
-        "Attention weights $W$ and head $v$ are trained together (JointGD). $W$ turns to the "
-        "direction that separates the selected tokens with the largest margin, and $v$ to "
-        "the one that separates the labels; attention to these tokens and the probability of "
-        "the labels tend to 1."
-    ),
-    equation=(
-        r"\frac{W(k)}{\lVert W(k) \rVert_p} \to \frac{W_{\mathrm{mm}}}{\lVert W_{\mathrm{mm}} "
-        r"\rVert_p}, \qquad \frac{v(k)}{\lVert v(k) \rVert_p} \to "
-        r"\frac{v_{\mathrm{mm}}}{\lVert v_{\mathrm{mm}} \rVert_p}"
-    ),
+    claim="Attention weights $W$ and head $v$ are trained together (JointGD). $W$ turns to the "
+    "direction that separates the selected tokens with the largest margin, and $v$ to the one "
+    "that separates the labels; attention to these tokens and the probability of the labels tend "
+    "to 1.",
+    equation=r"\frac{W(k)}{\lVert W(k) \rVert_p} \to \frac{W_{\mathrm{mm}}}{\lVert "
+    r"W_{\mathrm{mm}} \rVert_p}, \qquad \frac{v(k)}{\lVert v(k) \rVert_p} \to "
+    r"\frac{v_{\mathrm{mm}}}{\lVert v_{\mathrm{mm}} \rVert_p}",
     quick=Settings(trials=1, steps=(1500, 2000, 5000)),
     full=Settings(trials=1),
     run=run,

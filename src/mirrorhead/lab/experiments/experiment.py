@@ -1,17 +1,6 @@
 """What an experiment is: an object that computes, draws and judges one claim.
 
-Its module defines three functions and names them, at the end, in one object:
-
-    EXPERIMENT = Experiment(
-        name="figure-4",
-        title="Figure 4: each path tends to its own max-margin solution",
-        claim="The divergence of the lq path to the lp-AttSVM tends to 0 only for p = q.",
-        quick=Settings(trials=40),      # for a demonstration
-        full=Settings(trials=100),      # as in the paper
-        run=run,                        # Settings -> {name: (trials, ...) array or tensor}
-        draw=draw,                      # Result -> matplotlib figure
-        verdict=verdict,                # Result -> Verdict; `verdicts.judge` makes one
-    )
+Its module ends with `EXPERIMENT = Experiment(...)`, which names its parts. See figure_4.py.
 
 Trial k draws everything from its own seed, `settings.seeds[k]`. Therefore any chunk of the work is
 the same experiment with other `first` and `trials`, and results of chunks are concatenated:
@@ -166,9 +155,8 @@ class Experiment(Generic[S]):
         words = [
             f"{name} = {_words(here[name])} instead of {_words(full[name])}" for name in smaller
         ]
-        differs = (
-            f"This run had {' and '.join(words)}; mirrorhead reproduce --full follows the paper."
-        )
+        run = f"This run had {' and '.join(words)}"
+        differs = f"{run}; mirrorhead reproduce --full follows the paper."
         return judge(found.measured, False, found.remark, differs=differs)
 
     def check(self, result: Result[S]) -> None:
@@ -205,7 +193,7 @@ def merge(parts: Sequence[Result[S]]) -> Result[S]:
     parts = sorted(parts, key=lambda part: part.settings.first)
     first = parts[0]
     whole = replace(first.settings, trials=sum(part.settings.trials for part in parts))
-    expected = first.settings.first
+    expected = whole.first
     for part in parts:
         settings = part.settings
         same = replace(settings, first=whole.first, trials=whole.trials) == whole
@@ -238,7 +226,7 @@ def _array(value: Any) -> np.ndarray:
 
 
 def _words(value: Any) -> str:
-    return ", ".join(f"{item:g}" for item in value) if isinstance(value, tuple) else f"{value:g}"
+    return ", ".join(f"{item:g}" for item in (value if isinstance(value, tuple) else (value,)))
 
 
 def _lists(value: Any) -> Any:

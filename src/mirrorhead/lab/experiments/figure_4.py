@@ -164,16 +164,11 @@ def _differ(result: Result[Settings], protocol: int) -> float:
 EXPERIMENT = Experiment(
     name="figure-4",
     title="Figure 4: each path tends to its own max-margin solution",
-    claim=(
-        "Mirror descent in the $q$-norm turns the attention weights to the direction that "
-        "separates the selected tokens with the largest margin in the same norm, $p = q$, "
-        "and to that of no other $p$."
-    ),
-    equation=(
-        r"D_{\psi_q}\!\left( \frac{W^{(p)}_{\mathrm{mm}}}{\lVert W^{(p)}_{\mathrm{mm}} "
-        r"\rVert_q},\, \frac{W(k)}{\lVert W(k) \rVert_q} \right) \to 0 \quad \text{only for } "
-        r"p = q"
-    ),
+    claim="Mirror descent in the $q$-norm turns the attention weights to the direction that "
+    "separates the selected tokens with the largest margin in the same norm, $p = q$, and to that "
+    "of no other $p$.",
+    equation=r"D_{\psi_q}\!\left( \frac{W^{(p)}_{\mathrm{mm}}}{\lVert W^{(p)}_{\mathrm{mm}} "
+    r"\rVert_q},\, \frac{W(k)}{\lVert W(k) \rVert_q} \right) \to 0 \quad \text{only for } p = q",
     quick=Settings(trials=40),
     full=Settings(trials=100),
     run=run,

@@ -92,11 +92,9 @@ def draw(result: Result[Settings]) -> Figure:
 EXPERIMENT = Experiment(
     name="figure-5",
     title="Figure 5: two entries of W along the path",
-    claim=(
-        "Any two entries of the attention weights move, in the end, along the straight line "
-        "that the max-margin solution has in them."
-    ),
-    equation=(r"\frac{W_{ab}(k)}{W_{cd}(k)} \to \frac{W_{\mathrm{mm},ab}}{W_{\mathrm{mm},cd}}"),
+    claim="Any two entries of the attention weights move, in the end, along the straight line "
+    "that the max-margin solution has in them.",
+    equation=r"\frac{W_{ab}(k)}{W_{cd}(k)} \to \frac{W_{\mathrm{mm},ab}}{W_{\mathrm{mm},cd}}",
     quick=Settings(trials=20),
     full=Settings(trials=100),
     run=run,

@@ -122,15 +122,11 @@ def _name(start: tuple[str, float]) -> str:
 EXPERIMENT = Experiment(
     name="initialization",
     title="Initialisation: from any start to locally optimal tokens",
-    claim=(
-        "Wherever the weights start, their direction goes to the max-margin solution of "
-        "locally optimal tokens. (The theorems promise it from inside a cone; the paper's "
-        "figures show it from random starts.)"
-    ),
-    equation=(
-        r"\frac{W(k)}{\lVert W(k) \rVert_p} \to \frac{W_{\mathrm{mm}}(\alpha)}{\lVert "
-        r"W_{\mathrm{mm}}(\alpha) \rVert_p}, \quad \alpha \text{ locally optimal}"
-    ),
+    claim="Wherever the weights start, their direction goes to the max-margin solution of locally "
+    "optimal tokens. (The theorems promise it from inside a cone; the paper's figures show it "
+    "from random starts.)",
+    equation=r"\frac{W(k)}{\lVert W(k) \rVert_p} \to \frac{W_{\mathrm{mm}}(\alpha)}{\lVert "
+    r"W_{\mathrm{mm}}(\alpha) \rVert_p}, \quad \alpha \text{ locally optimal}",
     quick=Settings(trials=8, patience=16),
     full=Settings(trials=100),
     run=run,

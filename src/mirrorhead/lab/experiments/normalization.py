@@ -136,11 +136,9 @@ def _ratios(result: Result[Settings], p: float) -> np.ndarray:
 EXPERIMENT = Experiment(
     name="normalization",
     title="Normalised gradients: the same path, faster",
-    claim=("Normalised gradients make descent faster and hardly change where it goes."),
-    equation=(
-        r"u(k+1) = u(k) - \eta\, \frac{\nabla L(W(k))}{\lVert \nabla L(W(k)) "
-        r"\rVert_{p/(p-1)}} \quad \text{instead of} \quad u(k) - \eta\, \nabla L(W(k))"
-    ),
+    claim="Normalised gradients make descent faster and hardly change where it goes.",
+    equation=r"u(k+1) = u(k) - \eta\, \frac{\nabla L(W(k))}{\lVert \nabla L(W(k)) "
+    r"\rVert_{p/(p-1)}} \quad \text{instead of} \quad u(k) - \eta\, \nabla L(W(k))",
     quick=Settings(trials=8, constant=10_000),
     full=Settings(trials=50),
     run=run,

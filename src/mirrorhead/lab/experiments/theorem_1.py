@@ -101,14 +101,10 @@ def _slopes(result: Result[Settings]) -> np.ndarray:
 EXPERIMENT = Experiment(
     name="theorem-1",
     title="Theorem 1: the regularization path",
-    claim=(
-        "The weights of norm $R$ that have the smallest loss turn, as $R$ grows, to the max- "
-        "margin direction of the tokens with the highest scores."
-    ),
-    equation=(
-        r"W(R) = \mathrm{argmin}_{\lVert W \rVert_p \leq R} L(W), \qquad \frac{W(R)}{R} \to "
-        r"\frac{W_{\mathrm{mm}}}{\lVert W_{\mathrm{mm}} \rVert_p} \text{ as } R \to \infty"
-    ),
+    claim="The weights of norm $R$ that have the smallest loss turn, as $R$ grows, to the max- "
+    "margin direction of the tokens with the highest scores.",
+    equation=r"W(R) = \mathrm{argmin}_{\lVert W \rVert_p \leq R} L(W), \qquad \frac{W(R)}{R} \to "
+    r"\frac{W_{\mathrm{mm}}}{\lVert W_{\mathrm{mm}} \rVert_p} \text{ as } R \to \infty",
     quick=Settings(trials=10, p=(1.75, 2.0, 3.0), starts=4),
     full=Settings(trials=100),
     run=run,

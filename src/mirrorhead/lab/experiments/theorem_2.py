@@ -137,11 +137,9 @@ def _records(steps: int) -> list[int]:
 EXPERIMENT = Experiment(
     name="theorem-2",
     title="Theorem 2 and Remark 1: the norm diverges, and the steps that are allowed",
-    claim=(
-        "The norm of the attention weights grows without bound, if the constant step is "
-        "small enough (Remark 1)."
-    ),
-    equation=(r"\lVert W(k) \rVert_p \to \infty \text{ as } k \to \infty"),
+    claim="The norm of the attention weights grows without bound, if the constant step is small "
+    "enough (Remark 1).",
+    equation=r"\lVert W(k) \rVert_p \to \infty \text{ as } k \to \infty",
     quick=Settings(trials=10, steps=5000),
     full=Settings(trials=100),
     run=run,

@@ -109,12 +109,9 @@ def _bound(norm: Tensor, p: float) -> Tensor:
 EXPERIMENT = Experiment(
     name="theorem-4",
     title="Theorem 4: the rate of convergence",
-    claim=(
-        "After $k$ constant steps, the divergence between the direction of the weights and "
-        "the max-margin direction is at most of this order. (At $p = 2$ the numerator is "
-        "squared.)"
-    ),
-    equation=(r"D = O\!\left( \frac{\log \log k}{(\log k)^{\min(1,\, p - 1)}} \right)"),
+    claim="After $k$ constant steps, the divergence between the direction of the weights and the "
+    "max-margin direction is at most of this order. (At $p = 2$ the numerator is squared.)",
+    equation=r"D = O\!\left( \frac{\log \log k}{(\log k)^{\min(1,\, p - 1)}} \right)",
     quick=Settings(trials=10, steps=(2000, 4000, 4000, 6000, 6000, 20_000)),
     full=Settings(trials=100),
     run=run,

@@ -17,19 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mirrorhead import (
-    AttentionProblem,
-    MarginSolution,
-    assumption_b,
-    attention_svm,
-    descend,
-    joint_regularization_path,
-    svm,
-)
+from mirrorhead import assumption_b, descend, joint_regularization_path
 from mirrorhead.lab.experiments.convergence import PathSettings, joined
 from mirrorhead.lab.experiments.experiment import Experiment, Result
 from mirrorhead.lab.plots import COLOURS, GREY, Figure, panels
 from mirrorhead.lab.verdicts import Verdict, judge, listed
+from mirrorhead.margin import MarginSolution, attention_svm, svm
 from mirrorhead.synthetic import example_2
 
 PAIRS = tuple(product(range(3), repeat=2))
@@ -50,10 +43,35 @@ def run(settings: Settings) -> dict[str, Tensor]:
     (1, exponents); tokens, weights, head: the path's tokens and its divergences to the solutions
     of the best pair, (1, exponents, radii, 2) and (1, exponents, radii). The same of JointGD at
     its end, to the solutions of its own tokens: descent_tokens, descent_weights, descent_head."""
-    problem = example_2()
-    each = zip(settings.p, settings.steps, strict=True)
-    rows = (_measure(problem, p, steps, settings) for p, steps in each)
-    return {name: x.unsqueeze(0) for name, x in joined(settings.p, rows, dim=0).items()}
+    problem, pairs = example_2(), torch.tensor(PAIRS)
+    multiples = torch.tensor(settings.radii, dtype=torch.float64)
+
+    def solve_weights(tokens: Tensor, p: float) -> MarginSolution:
+        return attention_svm(problem.X, problem.z, tokens, p, tol=1e-12)
+
+    def solve_head(tokens: Tensor, p: float) -> MarginSolution:
+        return svm(problem.X[torch.arange(len(tokens)), tokens], problem.y, p, tol=1e-12)
+
+    rows = []
+    for p, steps in zip(settings.p, settings.steps, strict=True):
+        margins = torch.stack([1 / solve_head(pair, p).norm for pair in pairs])
+        best = pairs[int(margins.argmax())]
+        weights, head = solve_weights(best, p), solve_head(best, p)
+        radii = multiples * weights.norm, multiples * head.norm
+        path = joint_regularization_path(problem, p, *radii, settings.starts)
+        joint = descend(problem, p, steps, settings.lr, joint=True, record=[steps], progress=False)
+        row = {
+            "margins": margins,
+            "nu": assumption_b(problem, best, p),
+            "tokens": path.tokens,
+            "weights": path.divergence_to(weights),
+            "head": path.head_divergence_to(head),
+            "descent_tokens": joint.tokens,
+            "descent_weights": joint.divergence_to(solve_weights(joint.tokens, p))[-1],
+            "descent_head": joint.head_divergence_to(solve_head(joint.tokens, p))[-1],
+        }
+        rows.append({name: value.unsqueeze(0) for name, value in row.items()})
+    return joined(settings.p, rows)
 
 
 def verdict(result: Result[Settings]) -> Verdict:
@@ -116,39 +134,6 @@ def draw(result: Result[Settings]) -> Figure:
     return figure
 
 
-def _measure(
-    problem: AttentionProblem, p: float, steps: int, settings: Settings
-) -> dict[str, Tensor]:
-    pairs = torch.tensor(PAIRS)
-    margins = torch.stack([1 / _head(problem, pair, p).norm for pair in pairs])
-    best = pairs[int(margins.argmax())]
-    weights, head = _weights(problem, best, p), _head(problem, best, p)
-    multiples = torch.tensor(settings.radii, dtype=torch.float64)
-    path = joint_regularization_path(
-        problem, p, multiples * weights.norm, multiples * head.norm, settings.starts
-    )
-    descent = descend(problem, p, steps, settings.lr, joint=True, record=[steps], progress=False)
-    own = descent.tokens
-    return {
-        "margins": margins,
-        "nu": assumption_b(problem, best, p),
-        "tokens": path.tokens,
-        "weights": path.divergence_to(weights),
-        "head": path.head_divergence_to(head),
-        "descent_tokens": own,
-        "descent_weights": descent.divergence_to(_weights(problem, own, p))[-1],
-        "descent_head": descent.head_divergence_to(_head(problem, own, p))[-1],
-    }
-
-
-def _weights(problem: AttentionProblem, tokens: Tensor, p: float) -> MarginSolution:
-    return attention_svm(problem.X, problem.z, tokens, p, tol=1e-12)
-
-
-def _head(problem: AttentionProblem, tokens: Tensor, p: float) -> MarginSolution:
-    return svm(problem.X[torch.arange(len(tokens)), tokens], problem.y, p, tol=1e-12)
-
-
 def _index(tokens: np.ndarray) -> np.ndarray:
     """The place in PAIRS of two tokens, (..., 2)."""
     return tokens @ np.array([3, 1])
@@ -163,16 +148,12 @@ def _name(pair: int) -> str:
 EXPERIMENT = Experiment(
     name="theorem-5",
     title="Theorem 5: the joint regularization path, on Example 2",
-    claim=(
-        "The head and the attention weights that have the smallest loss at given norms turn, "
-        "as these grow, to the two max-margin directions of the tokens that Assumption B "
-        "names: those with the largest label margin."
-    ),
-    equation=(
-        r"\frac{W(R)}{R} \to \frac{W_{\mathrm{mm}}}{\lVert W_{\mathrm{mm}} \rVert_p}, \qquad "
-        r"\frac{v(r)}{r} \to \frac{v_{\mathrm{mm}}}{\lVert v_{\mathrm{mm}} \rVert_p} \qquad "
-        r"\text{as } r, R \to \infty"
-    ),
+    claim="The head and the attention weights that have the smallest loss at given norms turn, as "
+    "these grow, to the two max-margin directions of the tokens that Assumption B names: those "
+    "with the largest label margin.",
+    equation=r"\frac{W(R)}{R} \to \frac{W_{\mathrm{mm}}}{\lVert W_{\mathrm{mm}} \rVert_p}, \qquad "
+    r"\frac{v(r)}{r} \to \frac{v_{\mathrm{mm}}}{\lVert v_{\mathrm{mm}} \rVert_p} \qquad \text{as "
+    r"} r, R \to \infty",
     quick=Settings(
         trials=1, radii=(1.0, 3.0, 10.0, 30.0, 100.0), starts=8, steps=(1500, 2000, 3000)
     ),

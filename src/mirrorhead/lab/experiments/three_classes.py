@@ -128,15 +128,10 @@ def _change(problem: AttentionProblem) -> Tensor:
 EXPERIMENT = Experiment(
     name="three-classes",
     title="Three classes (open question)",
-    claim=(
-        "Left open by the paper: with three classes, too, attention comes to rest on one "
-        "token of each sample, and the weights converge to the max-margin solution of these "
-        "tokens."
-    ),
-    equation=(
-        r"f = V^\top X^\top \mathrm{softmax}(X W z) \in \mathbb{R}^3, \qquad \max_t "
-        r"\mathrm{softmax}(X W(k) z)_t \to 1"
-    ),
+    claim="Left open by the paper: with three classes, too, attention comes to rest on one token "
+    "of each sample, and the weights converge to the max-margin solution of these tokens.",
+    equation=r"f = V^\top X^\top \mathrm{softmax}(X W z) \in \mathbb{R}^3, \qquad \max_t "
+    r"\mathrm{softmax}(X W(k) z)_t \to 1",
     quick=Settings(trials=16, steps=(1500, 2000, 2000)),
     full=Settings(trials=100),
     run=run,

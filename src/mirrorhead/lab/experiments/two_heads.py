@@ -83,15 +83,11 @@ def draw(result: Result[Settings]) -> Figure:
 EXPERIMENT = Experiment(
     name="two-heads",
     title="Two heads (open question)",
-    claim=(
-        "Left open by the paper: with several heads, each head converges to the max-margin "
-        "solution of its own tokens."
-    ),
-    equation=(
-        r"f = \sum_h v_h^\top X^\top \mathrm{softmax}(X W_h z), \qquad \frac{W_h(k)}{\lVert "
-        r"W_h(k) \rVert_p} \to \frac{W_{\mathrm{mm}}(\alpha_h)}{\lVert "
-        r"W_{\mathrm{mm}}(\alpha_h) \rVert_p}"
-    ),
+    claim="Left open by the paper: with several heads, each head converges to the max-margin "
+    "solution of its own tokens.",
+    equation=r"f = \sum_h v_h^\top X^\top \mathrm{softmax}(X W_h z), \qquad \frac{W_h(k)}{\lVert "
+    r"W_h(k) \rVert_p} \to \frac{W_{\mathrm{mm}}(\alpha_h)}{\lVert W_{\mathrm{mm}}(\alpha_h) "
+    r"\rVert_p}",
     quick=Settings(trials=10, steps=(1500, 3000, 2000)),
     full=Settings(trials=100),
     run=run,

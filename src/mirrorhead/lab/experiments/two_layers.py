@@ -52,32 +52,32 @@ def run(settings: Settings) -> dict[str, Tensor]:
     all_queries: of W_1 to the solution of all queries, (trials, exponents); one_hot: the share of
     samples with one-hot attention, (trials, exponents, 2). NaN where a layer's tokens have no
     solution."""
-    model = TwoLayers(
-        random_problem(settings.trials, settings.n, settings.T, settings.d, settings.first)
-    )
-    rows = []
+    size = (settings.n, settings.T, settings.d)
+    problem = random_problem(settings.trials, *size, settings.first)
+    X, model, rows = problem.X, TwoLayers(problem), []
+    samples = X.unsqueeze(2).expand(-1, -1, settings.T, -1, -1).flatten(1, 2)  # for each query x_it
     for p, steps, lr in zip(settings.p, settings.steps, settings.lr, strict=True):
         weights = descend_both(model, p, steps, lr)  # (records, trials, 2, d, d)
-        seen = _Seen(model, weights[-1])
-        # The divergence of each layer to the solution of each exponent, (records, trials, 2).
-        layers = {
-            r: torch.stack(
-                [
-                    _divergence(p, solution, weights[:, :, layer])
-                    for layer, solution in enumerate(seen.solutions(r, settings.tol))
-                ],
-                -1,
-            )
-            for r in settings.p
-        }
-        everything = seen.all_queries(p, settings.tol)
-        row = {
+        first, second, H = model.forward(*weights[-1].unbind(1))
+        selected, row = first.argmax(-1), second.argmax(-1)  # (trials, n, query), (trials, n)
+        query = X.take_along_dim(row[..., None, None], -2).squeeze(-2)
+        # What each layer sees: its tokens, its queries and the token that it selects for each.
+        seen = (X, query, _at(row, selected)), (H, problem.z, row)
+        everything = (samples, X.flatten(1, 2), selected.flatten(1))
+        layers = {}  # of the exponent of the solutions: (records, trials, 2)
+        for r in settings.p:
+            pairs = zip(weights.unbind(2), seen, strict=True)
+            found = [_divergence(W, p, attention_svm(*x, r, settings.tol)) for W, x in pairs]
+            layers[r] = torch.stack(found, -1)
+        of_all = attention_svm(*everything, p, settings.tol)
+        attention = _at(row, first.softmax(-1).amax(-1)), second.softmax(-1).amax(-1)
+        measured = {
             "layers": layers[p].transpose(0, 1),
             "cross": torch.stack([divergence[-1] for divergence in layers.values()], -1),
-            "all_queries": _divergence(p, everything, weights[-1:, :, 0])[0],
-            "one_hot": seen.one_hot(),
+            "all_queries": _divergence(weights[-1:, :, 0], p, of_all)[0],
+            "one_hot": (torch.stack(attention, -1) > ONE_HOT).double().mean(-2),
         }
-        rows.append(row)
+        rows.append(measured)
     return joined(settings.p, rows, "layers")
 
 
@@ -95,47 +95,18 @@ def descend_both(model: TwoLayers, p: float, steps: int, lr: float) -> Tensor:
     return torch.stack(records)
 
 
-class _Seen:
-    """What each layer sees, and selects, with the weights (trials, 2, d, d)."""
-
-    def __init__(self, model: TwoLayers, weights: Tensor) -> None:
-        self.problem = model.problem
-        self.first, self.second, self.H = model.forward(weights[:, 0], weights[:, 1])
-        self.row = self.second.argmax(-1)  # (trials, n)
-
-    def solutions(self, p: float, tol: float) -> tuple[MarginSolution, MarginSolution]:
-        """The lp-AttSVM of each layer."""
-        X, z = self.problem.X, self.problem.z
-        query = X.take_along_dim(self.row[..., None, None], -2).squeeze(-2)
-        token = self._at_row(self.first.argmax(-1))
-        return attention_svm(X, query, token, p, tol), attention_svm(self.H, z, self.row, p, tol)
-
-    def all_queries(self, p: float, tol: float) -> MarginSolution:
-        """The lp-AttSVM of layer 1 for every query x_it."""
-        X = self.problem.X
-        trials, n, T, d = X.shape
-        tokens = X.unsqueeze(2).expand(trials, n, T, T, d).flatten(1, 2)
-        return attention_svm(tokens, X.flatten(1, 2), self.first.argmax(-1).flatten(1), p, tol)
-
-    def one_hot(self) -> Tensor:
-        """The share of samples with one-hot attention in each layer, (trials, 2)."""
-        first, second = (logits.softmax(-1).amax(-1) for logits in (self.first, self.second))
-        largest = torch.stack([self._at_row(first), second], -1)
-        return (largest > ONE_HOT).double().mean(-2)
-
-    def _at_row(self, x: Tensor) -> Tensor:
-        """The values (trials, n, query) at the row that layer 2 selects, (trials, n)."""
-        return x.take_along_dim(self.row.unsqueeze(-1), -1).squeeze(-1)
+def _at(row: Tensor, x: Tensor) -> Tensor:
+    """The values x (trials, n, query) at a row of each sample, (trials, n)."""
+    return x.take_along_dim(row.unsqueeze(-1), -1).squeeze(-1)
 
 
-def _divergence(p: float, solution: MarginSolution, W: Tensor) -> Tensor:
+def _divergence(W: Tensor, p: float, solution: MarginSolution) -> Tensor:
     """The divergence of the directions of W (records, trials, d, d), NaN without a solution.
 
     It is measured in the geometry of the path's p, as in Figure 4: in those of the solutions it
     would have other scales, and could not be compared between them.
     """
-    found = direction_divergence(p, solution.W, W, 2)
-    return found.where(solution.optimal, torch.nan)
+    return direction_divergence(p, solution.W, W, 2).where(solution.optimal, torch.nan)
 
 
 def verdict(result: Result[Settings]) -> Verdict:
@@ -175,15 +146,11 @@ def draw(result: Result[Settings]) -> Figure:
 EXPERIMENT = Experiment(
     name="two-layers",
     title="Two layers (open question)",
-    claim=(
-        "Left open by the paper: in a model of two attention layers, the matrix of each layer "
-        "converges to the max-margin solution of the tokens that it sees at the end of training."
-    ),
-    equation=(
-        r"h_t = x_t + X^\top \mathrm{softmax}(X W_1 x_t), \qquad f = v^\top H^\top "
-        r"\mathrm{softmax}(H W_2 z), \qquad \frac{W_l(k)}{\lVert W_l(k) \rVert_p} \to "
-        r"\frac{W_{\mathrm{mm}}^{(l)}}{\lVert W_{\mathrm{mm}}^{(l)} \rVert_p}"
-    ),
+    claim="Left open by the paper: in a model of two attention layers, the matrix of each layer "
+    "converges to the max-margin solution of the tokens that it sees at the end of training.",
+    equation=r"h_t = x_t + X^\top \mathrm{softmax}(X W_1 x_t), \qquad f = v^\top H^\top "
+    r"\mathrm{softmax}(H W_2 z), \qquad \frac{W_l(k)}{\lVert W_l(k) \rVert_p} \to "
+    r"\frac{W_{\mathrm{mm}}^{(l)}}{\lVert W_{\mathrm{mm}}^{(l)} \rVert_p}",
     quick=Settings(trials=10, steps=(500, 500, 500)),
     full=Settings(trials=50, n=6, T=8, d=10),
     run=run,

@@ -49,6 +49,7 @@ class ProgressBars:
             console=self.console,
             disable=not self.console.is_terminal,
         )
+        self.start, self.stop = self._progress.start, self._progress.stop
         self._bars = {
             name: self._progress.add_task(escape(name), total=total, note="")
             for name, total in self.totals.items()
@@ -60,12 +61,6 @@ class ProgressBars:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-    def start(self) -> None:
-        self._progress.start()
-
-    def stop(self) -> None:
-        self._progress.stop()
 
     def advance(self, name: str, units: int = 1, note: str = "") -> None:
         """Count units of a job as done; the note replaces the one before."""
