@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from mirrorhead import descend, locally_optimal
 from mirrorhead.lab.experiments.convergence import PathSettings, joined
@@ -33,7 +32,7 @@ class Settings(PathSettings):
     tol: float = 1e-14
 
 
-def run(settings: Settings) -> dict[str, Tensor]:
+def run(settings: Settings) -> dict[str, torch.Tensor]:
     """For each p "accelerated p", the divergence to the solution of its tokens, (trials,
     records), and "normalized p", (trials, records, rates). local: whether the accelerated
     rule's tokens are locally optimal, (trials, exponents); same: whether the normalized rule

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from mirrorhead import AttentionProblem, attention_svm, descend, svm
 from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
@@ -42,12 +41,17 @@ class Settings(TrialSettings):
     lr: float = 0.1
 
 
-def run(settings: Settings) -> dict[str, Tensor]:
+def run(settings: Settings) -> dict[str, torch.Tensor]:
     """W: (1, readings, exponents, 2, 2), the certified solutions; path: W(k) of normalised
     descent from 0 at p = 3, (1, readings, records, 2, 2), and divergence, (1, readings,
     records); margin: 1/||v||_3 for each choice of tokens, 0 where they do not separate the
     labels, (1, choices)."""
-    problem = _problem()
+    first = torch.tensor(TOKENS, dtype=torch.float64)
+    X = torch.stack([first, -first]).expand(2, 2, 3, 2)
+    y, v = torch.tensor([[1.0, -1.0]] * 2), torch.tensor([[0.2, 0.0]] * 2)
+    # The readings are two trials; a mask takes the token (0, 0) away in the second.
+    mask = torch.tensor(list(READINGS.values())).unsqueeze(1).expand(2, 2, 3)
+    problem = AttentionProblem(X, X[:, :, 0], y, v, mask=mask)
     data = (problem.X, problem.z, torch.zeros(2, 2, dtype=torch.long))
     solutions = [attention_svm(*data, p, settings.tol, mask=problem.mask) for p in settings.p]
     for solution in solutions:
@@ -124,16 +128,6 @@ def draw(result: Result[Settings]) -> Figure:
     margins.set(xlabel="margin of the labels, p = 3", title="Figure 3: margin by selected tokens")
     legend_below(figure, plane, solutions, columns=5)
     return figure
-
-
-def _problem() -> AttentionProblem:
-    """Both readings as two trials; a mask takes the token (0, 0) away in the second."""
-    first = torch.tensor(TOKENS, dtype=torch.float64)
-    X = torch.stack([first, -first]).expand(2, 2, 3, 2)
-    y = torch.tensor([[1.0, -1.0]] * 2)
-    v = torch.tensor([[0.2, 0.0]] * 2)
-    mask = torch.tensor(list(READINGS.values())).unsqueeze(1).expand(2, 2, 3)
-    return AttentionProblem(X, X[:, :, 0], y, v, mask=mask)
 
 
 EXPERIMENT = Experiment(

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mirrorhead import AttentionProblem, Path, attention_svm, descend, svm
+from mirrorhead import AttentionProblem, attention_svm, descend, svm
 from mirrorhead.lab.experiments.convergence import PathSettings, joined
 from mirrorhead.lab.experiments.experiment import Experiment, Result
 from mirrorhead.lab.plots import Figure, legend_below, panels
@@ -47,8 +47,22 @@ def run(settings: Settings) -> dict[str, Tensor]:
     for p, steps in zip(settings.p, settings.steps, strict=True):
         record = _records(steps)
         path = descend(problem, p, steps, settings.lr, joint=True, record=record, progress=False)
-        chosen = {"tokens": path.tokens, "widest": _widest(problem, p)}
-        rows.append(_compare(path, settings.tol) | chosen)
+        assert path.v is not None
+        weights = attention_svm(problem.X, problem.z, path.tokens, p, settings.tol)
+        head = svm(_features(problem, path.tokens), problem.y, p, settings.tol)
+        divergences = path.divergence_to(weights), path.head_divergence_to(head)
+        pairs = zip(path.W, path.v, strict=True)
+        margins = [problem.y * problem.with_head(v).output(W) for W, v in pairs]
+        probabilities = selected_mass(path).mean(-1), torch.stack(margins).sigmoid().mean(-1)
+        row = {
+            "direction": _directions(path.W, path.v, p).transpose(0, 1),
+            "limit": _directions(weights.W, head.v, p),
+            "divergence": torch.stack(divergences, -1).transpose(0, 1),
+            "probability": torch.stack(probabilities, -1).transpose(0, 1),
+            "tokens": path.tokens,
+            "widest": _widest(problem, p),
+        }
+        rows.append(row)
     found = joined(settings.p, rows, "direction", "limit", "divergence", "probability")
     return {name: value.unsqueeze(0) for name, value in found.items()}
 
@@ -98,25 +112,6 @@ def _records(steps: int) -> list[int]:
     return sorted(recorded_steps(steps) - {1})
 
 
-def _compare(path: Path, tol: float) -> dict[str, Tensor]:
-    """A path against the two solutions for its tokens, trials first."""
-    problem, p, v = path.problem, path.p, path.v
-    assert v is not None
-    attention = attention_svm(problem.X, problem.z, path.tokens, p, tol)
-    head = svm(_features(problem, path.tokens), problem.y, p, tol)
-    pairs = zip(path.W, v, strict=True)
-    margins = [problem.y * problem.with_head(head).output(W) for W, head in pairs]
-    label = torch.stack(margins).sigmoid().mean(-1)  # (records, 2)
-    both = path.divergence_to(attention), path.head_divergence_to(head)
-    found = {
-        "direction": torch.cat([_unit(path.W.flatten(-2), p), _unit(v, p)], -1),
-        "divergence": torch.stack(both, -1),
-        "probability": torch.stack([selected_mass(path).mean(-1), label], -1),
-    }
-    limit = torch.cat([_unit(attention.W.flatten(-2), p), _unit(head.v, p)], -1)
-    return {name: x.transpose(0, 1) for name, x in found.items()} | {"limit": limit}
-
-
 def _widest(problem: AttentionProblem, p: float) -> Tensor:
     """The tokens whose lp-SVM has the largest margin, of all choices: (2, n)."""
     n, T = problem.X.shape[-3:-1]
@@ -132,8 +127,9 @@ def _features(problem: AttentionProblem, tokens: Tensor) -> Tensor:
     return problem.X.take_along_dim(tokens[..., None, None], -2).squeeze(-2)
 
 
-def _unit(w: Tensor, p: float) -> Tensor:
-    return w / lp_norm(w, p, -1, keepdim=True)
+def _directions(W: Tensor, v: Tensor, p: float) -> Tensor:
+    """The entries of W and of v over their lp-norms, (..., 6)."""
+    return torch.cat([w / lp_norm(w, p, -1, keepdim=True) for w in (W.flatten(-2), v)], -1)
 
 
 def _remark(result: Result[Settings]) -> str:

@@ -22,7 +22,6 @@ from itertools import combinations, repeat
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from mirrorhead.lab.experiments.convergence import PathSettings, joined, lengths_needed, repeated
 from mirrorhead.lab.experiments.experiment import Experiment, Result
@@ -49,7 +48,7 @@ class Settings(PathSettings):
     patience: int = 32
 
 
-def run(settings: Settings) -> dict[str, Tensor]:
+def run(settings: Settings) -> dict[str, torch.Tensor]:
     """For each path q "fair q" and "authors q", (trials, SVMs, records), and "zero q",
     (trials, records); limits: the divergence of each path's own solution to those of the other
     p for the same tokens, fair, (trials, paths, SVMs); tokens (trials, protocols, paths, n);
@@ -70,7 +69,7 @@ def run(settings: Settings) -> dict[str, Tensor]:
         for p in settings.p
     }
 
-    def divergence(path: Path, p: float, tokens_of: float, protocol: int) -> Tensor:
+    def divergence(path: Path, p: float, tokens_of: float, protocol: int) -> torch.Tensor:
         target = solved[tokens_of, p][protocol]
         return direction_divergence(path.p, target, path.W[:, protocol], 2).T  # (trials, records)
 

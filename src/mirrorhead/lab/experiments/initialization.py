@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from mirrorhead import attention_svm, descend, globally_optimal_tokens
 from mirrorhead.lab.experiments.convergence import PathSettings, joined, lengths_needed, repeated
@@ -31,21 +30,15 @@ class Settings(PathSettings):
     path may take; tol: the certified gap."""
 
     starts: tuple[tuple[str, float], ...] = (
-        ("normal", 0.0),
-        ("normal", 0.01),
-        ("normal", 0.1),
-        ("normal", 1.0),
-        ("normal", 10.0),
-        ("uniform", 1.0),
-        ("sparse", 1.0),
-        ("rank-one", 1.0),
+        *(("normal", scale) for scale in (0.0, 0.01, 0.1, 1.0, 10.0)),
+        *((distribution, 1.0) for distribution in ("uniform", "sparse", "rank-one")),
     )
     patience: int = 256
     lr: float = 0.1
     tol: float = 1e-12
 
 
-def run(settings: Settings) -> dict[str, Tensor]:
+def run(settings: Settings) -> dict[str, torch.Tensor]:
     """All (trials, starts, exponents): divergence to the path's own solution and global, whether
     its tokens are globally optimal, after `steps`; needed: the multiple of `steps` after which its
     tokens were locally optimal (1, 2, 4, ...), 0 if they were not within `patience`."""

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from mirrorhead import Path, PNorm, attention_svm, largest_step
+from mirrorhead import PNorm, attention_svm, largest_step
 from mirrorhead.lab.experiments.convergence import descend_anyway
 from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
 from mirrorhead.lab.plots import Figure, legend_below, mean_band, panels
@@ -38,14 +37,14 @@ class Settings(TrialSettings):
     tol: float = 1e-12
 
 
-def run(settings: Settings) -> dict[str, Tensor]:
+def run(settings: Settings) -> dict[str, torch.Tensor]:
     """For each p and rule "distance p rule" and "divergence p rule", (trials, records); agree:
     whether the tokens at the end of the constant path are those of the normalised one at the
     record nearest in distance; covered: whether Remark 1 allows lr at the start; both (trials,
     exponents)."""
     problem = random_problem(settings.trials, first=settings.first)
     init = random_weights(problem, settings.scale, settings.first)
-    arrays: dict[str, Tensor] = {}
+    arrays: dict[str, torch.Tensor] = {}
     agree, covered = [], []
     for p, steps in zip(settings.p, settings.normalized, strict=True):
         fast, slow = (
@@ -55,8 +54,10 @@ def run(settings: Settings) -> dict[str, Tensor]:
         # For p > 2 Remark 1 allows next to nothing near the origin.
         covered.append(largest_step(problem, init, p) >= settings.lr)
         solution = attention_svm(problem.X, problem.z, fast.tokens, p, settings.tol)
+        psi = PNorm(p)
         for path in (fast, slow):
-            arrays[f"distance {p:g} {path.rule}"] = _distance(path, init)
+            moved = psi.mirror(path.W) - psi.mirror(init)  # u(k) - u(0)
+            arrays[f"distance {p:g} {path.rule}"] = psi.dual_norm(moved, (-2, -1)).T
             arrays[f"divergence {p:g} {path.rule}"] = path.divergence_to(solution).T
         reached = arrays[f"distance {p:g} constant"][:, -1:]
         nearest = (arrays[f"distance {p:g} normalized"] - reached).abs().argmin(1)
@@ -114,12 +115,6 @@ def draw(result: Result[Settings]) -> Figure:
         axis.set_ylabel("divergence")
     legend_below(figure, axes[0, 0], columns=2)
     return figure
-
-
-def _distance(path: Path, init: Tensor) -> Tensor:
-    """||u(k) - u(0)||_q, (trials, records)."""
-    psi = PNorm(path.p)
-    return psi.dual_norm(psi.mirror(path.W) - psi.mirror(init), (-2, -1)).T
 
 
 def _ratios(result: Result[Settings], p: float) -> np.ndarray:

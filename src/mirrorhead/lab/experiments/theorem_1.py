@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from mirrorhead import attention_svm, globally_optimal_tokens, regularization_path
 from mirrorhead.lab.experiments.convergence import joined
@@ -32,7 +31,7 @@ class Settings(TrialSettings):
     starts: int = 8
 
 
-def run(settings: Settings) -> dict[str, Tensor]:
+def run(settings: Settings) -> dict[str, torch.Tensor]:
     """All (trials, exponents, radii): divergence to the max-margin solution of the best tokens;
     right: whether attention prefers those tokens; optima: how many different ends the starts
     came to; spread: of their log(L - L*)."""
@@ -56,7 +55,10 @@ def run(settings: Settings) -> dict[str, Tensor]:
 def verdict(result: Result[Settings]) -> Verdict:
     """It holds if the last radii have the right tokens and a divergence that falls like a power."""
     settings = result.settings
-    slope, right = np.median(_slopes(result), 0), result["right"][..., -1].sum(0)  # (exponents,)
+    divergence = torch.tensor(result["divergence"]).movedim(-1, 0)  # (radii, trials, exponents)
+    radii = torch.tensor(settings.radii, dtype=torch.float64).reshape(-1, 1, 1)
+    slope = np.median(fitted_slope(radii.expand_as(divergence), divergence), 0)
+    right = result["right"][..., -1].sum(0)
     words = [listed(row, ".1e") for row in np.median(result["divergence"], 0)]
     holds = (right >= 0.95 * settings.trials) & (slope < -1)
     optima, spread = result["optima"][..., -1], np.median(result["spread"][..., -1])
@@ -89,13 +91,6 @@ def draw(result: Result[Settings]) -> Figure:
     right.set(xscale="log", xlabel=label, ylabel=f"minima that {settings.starts} starts find")
     right.set_ylim(bottom=0)
     return figure
-
-
-def _slopes(result: Result[Settings]) -> np.ndarray:
-    """Of log D against log R over the last decade of radii, (trials, exponents)."""
-    divergence = torch.tensor(result["divergence"]).movedim(-1, 0)
-    radii = torch.tensor(result.settings.radii, dtype=torch.float64).reshape(-1, 1, 1)
-    return fitted_slope(radii.expand_as(divergence), divergence).numpy()
 
 
 EXPERIMENT = Experiment(

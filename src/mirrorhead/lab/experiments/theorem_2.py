@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from mirrorhead import PNorm, attention_svm, largest_step
 from mirrorhead.lab.experiments.convergence import descend_anyway, joined
@@ -39,7 +38,7 @@ class Settings(TrialSettings):
     scale: float = 0.01
 
 
-def run(settings: Settings) -> dict[str, Tensor]:
+def run(settings: Settings) -> dict[str, torch.Tensor]:
     """For each p: "constant p" and "normalized p", the norms over ||W_mm||, and "allowed p",
     Remark 1's step along the constant path, (trials, records). growth: dN / d log k over the
     last decade of the constant rule, power: d log N / d log k of the normalized one, flips: how

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from mirrorhead import PNorm, descend, locally_optimal
 from mirrorhead.lab.experiments.convergence import joined
@@ -38,7 +37,7 @@ class Settings(TrialSettings):
     tol: float = 1e-12
 
 
-def run(settings: Settings) -> dict[str, Tensor]:
+def run(settings: Settings) -> dict[str, torch.Tensor]:
     """For each p "norm p" (over ||W_mm||) and "divergence p", (trials, records). slope: of log D
     against log ||W|| over the last decade, excess: the same of D / b, local: whether the tokens
     are locally optimal, (trials, exponents)."""
@@ -100,7 +99,7 @@ def draw(result: Result[Settings]) -> Figure:
     return figure
 
 
-def _bound(norm: Tensor, p: float) -> Tensor:
+def _bound(norm: torch.Tensor, p: float) -> torch.Tensor:
     """b(N) with N in place of log k, NaN for N <= 1 where its logarithm has no sense."""
     log = norm.log().where(norm > 1, torch.nan)
     return log ** (2 if p == 2 else 1) / norm ** min(1.0, p - 1)

@@ -15,7 +15,6 @@ from itertools import product
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from mirrorhead import assumption_b, descend, joint_regularization_path
 from mirrorhead.lab.experiments.convergence import PathSettings, joined
@@ -38,7 +37,7 @@ class Settings(PathSettings):
     lr: float = 0.1
 
 
-def run(settings: Settings) -> dict[str, Tensor]:
+def run(settings: Settings) -> dict[str, torch.Tensor]:
     """margins: label margins of all token pairs, (1, exponents, pairs); nu of the best pair,
     (1, exponents); tokens, weights, head: the path's tokens and its divergences to the solutions
     of the best pair, (1, exponents, radii, 2) and (1, exponents, radii). The same of JointGD at
@@ -46,10 +45,10 @@ def run(settings: Settings) -> dict[str, Tensor]:
     problem, pairs = example_2(), torch.tensor(PAIRS)
     multiples = torch.tensor(settings.radii, dtype=torch.float64)
 
-    def solve_weights(tokens: Tensor, p: float) -> MarginSolution:
+    def solve_weights(tokens: torch.Tensor, p: float) -> MarginSolution:
         return attention_svm(problem.X, problem.z, tokens, p, tol=1e-12)
 
-    def solve_head(tokens: Tensor, p: float) -> MarginSolution:
+    def solve_head(tokens: torch.Tensor, p: float) -> MarginSolution:
         return svm(problem.X[torch.arange(len(tokens)), tokens], problem.y, p, tol=1e-12)
 
     rows = []

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from mirrorhead import AttentionProblem, attention_svm, descend
 from mirrorhead.lab.experiments.convergence import OpenQuestionSettings as Settings
@@ -27,7 +26,7 @@ from mirrorhead.synthetic import random_problem
 ONE_HOT = 0.999  # the least mass of a selected token
 
 
-def run(settings: Settings) -> dict[str, Tensor]:
+def run(settings: Settings) -> dict[str, torch.Tensor]:
     """For each p "divergence p" to the AttSVM of the selected tokens, (trials, records). mass:
     the attention on the selected token, (trials, exponents, n); local: whether no support token
     is a direction of descent from it, as in Definition 3, (trials, exponents); pure: whether a
@@ -117,7 +116,7 @@ def _one_hot(result: Result[Settings]) -> np.ndarray:
     return result["mass"].min(-1) > ONE_HOT
 
 
-def _change(problem: AttentionProblem) -> Tensor:
+def _change(problem: AttentionProblem) -> torch.Tensor:
     """(softmax(f_t) - e_y)' (f_tau - f_t), (trials, n, t, tau): the slope from t towards tau."""
     outputs = torch.einsum("kntd,kcd->kntc", problem.X, problem.v)
     true = torch.nn.functional.one_hot(problem.y.long(), outputs.shape[-1])

@@ -15,8 +15,9 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache, cached_property
+from functools import cache
 from importlib.util import find_spec
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from mirrorhead._version import __version__
 
 Read = Callable[[Path], str]
 PACKAGE = __name__.split(".")[0]
+_read: Read = methodcaller("read_text", "utf-8")
 
 
 def digest(content: Any) -> str:
@@ -37,7 +39,7 @@ def digest(content: Any) -> str:
     return sha256_of(text.encode())[:16]
 
 
-def code_of(*parts: Callable[..., Any], read: Read | None = None) -> dict[str, str]:
+def code_of(*parts: Callable[..., Any], read: Read = _read) -> dict[str, str]:
     """Return a hash of the code that functions depend on, for each module or C file it is in.
 
     Args:
@@ -45,7 +47,7 @@ def code_of(*parts: Callable[..., Any], read: Read | None = None) -> dict[str, s
         read: how to read a source file, for tests.
     """
     roots = tuple((part.__module__, part.__qualname__) for part in map(inspect.unwrap, parts))
-    return dict(_code_of(roots, read or _read))
+    return dict(_code_of(roots, read))
 
 
 @cache
@@ -54,10 +56,6 @@ def _code_of(roots: tuple[tuple[str, str], ...], read: Read) -> tuple[tuple[str,
     graph.reach(roots)
     found = {key: sorted(texts) for key, texts in graph.texts.items() if texts}
     return tuple((key, digest(found[key])) for key in sorted(found))
-
-
-def _read(path: Path) -> str:
-    return path.read_text("utf-8")
 
 
 class _Graph:
@@ -99,11 +97,11 @@ class _Graph:
             return
         texts = self.texts.setdefault(module, set())
         for statement in statements:
-            if isinstance(statement.node, _IMPORTS):
-                yield from self._follow(source, statement.node, name, texts)
+            if isinstance(statement, _IMPORTS):
+                yield from self._follow(source, statement, name, texts)
                 continue
-            texts.add(statement.text)
-            names, imports, kernels = statement.uses
+            texts.add(_text(statement))
+            names, imports, kernels = _uses(statement)
             for used in names & source.binders.keys():
                 yield module, used
             for node in imports:
@@ -164,50 +162,42 @@ class _Graph:
 _IMPORTS = (ast.Import, ast.ImportFrom)
 
 
-class _Statement:
-    """A statement of a module, without docstrings and annotations: its text and what it uses."""
+_text = cache(ast.unparse)
 
-    def __init__(self, node: ast.stmt) -> None:
-        self.binds = _names(node)
-        self.node: ast.stmt = _Plain().visit(node)
 
-    @cached_property
-    def text(self) -> str:
-        return ast.unparse(self.node)
-
-    @cached_property
-    def uses(self) -> tuple[set[str], list[ast.Import | ast.ImportFrom], set[str]]:
-        """The names, the import statements and the C functions in it."""
-        inner = list(ast.walk(self.node))
-        names = {node.id for node in inner if isinstance(node, ast.Name)}
-        imports = [node for node in inner if isinstance(node, _IMPORTS)]
-        return names, imports, {*map(_kernel, inner)} - {""}
+@cache
+def _uses(node: ast.stmt) -> tuple[set[str], list[ast.Import | ast.ImportFrom], set[str]]:
+    """The names, the import statements and the C functions in a statement."""
+    inner = list(ast.walk(node))
+    names = {node.id for node in inner if isinstance(node, ast.Name)}
+    imports = [node for node in inner if isinstance(node, _IMPORTS)]
+    return names, imports, {*map(_kernel, inner)} - {""}
 
 
 class _Source:
-    """A module's statements, and which names each of them binds."""
+    """A module's statements, without docstrings and annotations, and the names that they bind."""
 
     def __init__(self, module: str, path: Path, text: str) -> None:
         self.module, self.path = module, path
-        self.binders: dict[str, list[_Statement]] = {}
-        self.lazy: dict[str, list[_Statement]] = {}  # names that only type checkers see bound
-        self.body: list[_Statement] = []
+        self.binders: dict[str, list[ast.stmt]] = {}
+        self.lazy: dict[str, list[ast.stmt]] = {}  # names that only type checkers see bound
+        self.body: list[ast.stmt] = []
         for node in ast.parse(text).body:
             if _is_docstring(node) or getattr(node, "module", "") == "__future__":
                 continue
             lazy = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-            statements = [_Statement(inner) for inner in (node.body if lazy else [node])]
+            statements = [_Plain().visit(inner) for inner in (node.body if lazy else [node])]
             self.body += [] if lazy else statements
             for statement in statements:
-                for name in statement.binds:
+                for name in _names(statement):
                     (self.lazy if lazy else self.binders).setdefault(name, []).append(statement)
 
-    def statements(self, name: str) -> list[_Statement]:
+    def statements(self, name: str) -> list[ast.stmt]:
         """Return the statements behind a name; a package may import its public names lazily."""
         if name == "*":
             return self.body
         if not name:  # statements that bind nothing act when imported
-            return [statement for statement in self.body if not statement.binds]
+            return [statement for statement in self.body if not _names(statement)]
         name = name.split(".")[0]
         if name in self.binders:
             return self.binders[name]
@@ -247,6 +237,7 @@ def _is_docstring(node: ast.stmt) -> bool:
     return isinstance(value, ast.Constant) and isinstance(value.value, str)
 
 
+@cache
 def _names(node: ast.stmt) -> set[str]:
     """Return the names that a statement of a module binds."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
