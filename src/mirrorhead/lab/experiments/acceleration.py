@@ -91,9 +91,7 @@ def draw(result: Result[Settings]) -> Figure:
     figure, axes = panels(columns, rows, height=1.2 + 2.2 * rows, sharey=True)
     flat = np.ravel(axes)
     for axis, p, x in zip(flat, settings.p, settings.records, strict=False):
-        accelerated, normalized = (
-            result[f"{name} {p:g}"] for name in ("accelerated", "normalized")
-        )
+        accelerated, normalized = result[f"accelerated {p:g}"], result[f"normalized {p:g}"]
         best = normalized[..., np.median(normalized[:, -1], 0).argmin()]
         median_band(axis, x, best, color="C1", label="normalized, the best step size")
         median_band(axis, x, accelerated, color="C0", label="accelerated")
@@ -113,7 +111,6 @@ def _goal(p: float) -> float:
 
 
 EXPERIMENT = Experiment(
-    name="acceleration",
     title="Acceleration: the same directions in a fraction of the steps",
     claim="Beyond the paper: the accelerated rule comes within $D = 10^{-8}$ of the max-margin "
     "direction in thousands of steps (in the median; for $p > 4$ within $10^{-6}$ in every trial).",

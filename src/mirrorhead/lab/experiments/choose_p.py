@@ -192,7 +192,6 @@ def draw(result: Result[Settings]) -> Figure:
 
 
 EXPERIMENT = Experiment(
-    name="choose-p",
     title="Which p (open question)",
     claim="Left open by the paper: which $p$ to use. Cross-validated token selection by "
     "max-margin solutions chooses an exponent that is nearly the best one. Dashed: the choice.",

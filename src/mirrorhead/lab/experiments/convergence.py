@@ -43,13 +43,11 @@ class OpenQuestionSettings(PathSettings):
     tol: float = 1e-12
 
 
-def descend_anyway(
-    problem: AttentionProblem, p: float, steps: int, lr: float, rule: str, **options: Any
-) -> Path:
-    """Descend without a warning where lr exceeds what Remark 1 allows."""
+def descend_anyway(*arguments: Any, **options: Any) -> Path:
+    """`descend`, without a warning where lr exceeds what Remark 1 allows."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "lr = .* exceeds the largest step")
-        return descend(problem, p, steps, lr, rule, progress=False, **options)
+        return descend(*arguments, **options, progress=False)
 
 
 def repeated(problem: AttentionProblem, times: int) -> AttentionProblem:

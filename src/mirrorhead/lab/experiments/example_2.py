@@ -116,9 +116,8 @@ def _widest(problem: AttentionProblem, p: float) -> Tensor:
     """The tokens whose lp-SVM has the largest margin, of all choices: (2, n)."""
     n, T = problem.X.shape[-3:-1]
     choices = torch.cartesian_prod(*[torch.arange(T)] * n)  # (T^n, n)
-    norms = [
-        svm(_features(problem, tokens.expand(2, n)), problem.y, p, 1e-12).norm for tokens in choices
-    ]
+    features = (_features(problem, tokens.expand(2, n)) for tokens in choices)
+    norms = [svm(tokens, problem.y, p, 1e-12).norm for tokens in features]
     return choices[torch.stack(norms).argmin(0)]  # an infeasible choice has norm inf
 
 
@@ -147,7 +146,6 @@ def _remark(result: Result[Settings]) -> str:
 
 
 EXPERIMENT = Experiment(
-    name="example-2",
     title="Example 2: attention and head trained together",
     claim="Attention weights $W$ and head $v$ are trained together (JointGD). $W$ turns to the "
     "direction that separates the selected tokens with the largest margin, and $v$ to the one "

@@ -89,7 +89,7 @@ class Experiment(Generic[S]):
     """A claim, and how it is computed, drawn and judged.
 
     Args:
-        name: "figure-4": the module's name with hyphens.
+        name: by default the module's name with hyphens, such as "figure-4".
         title: the heading of its part of the report.
         claim: the paper's claim, in words that a reader understands without the paper.
         quick, full: settings for a demonstration, and those of the paper.
@@ -105,7 +105,7 @@ class Experiment(Generic[S]):
         equation: the claim as a formula, in LaTeX.
     """
 
-    name: str
+    name: str = ""
     title: str
     claim: str
     quick: S
@@ -120,6 +120,8 @@ class Experiment(Generic[S]):
     equation: str = ""
 
     def __post_init__(self) -> None:
+        if not self.name:
+            object.__setattr__(self, "name", self.module.split(".")[-1].replace("_", "-"))
         for size in ("quick", "full"):
             settings: Any = getattr(self, size)
             if not isinstance(settings, TrialSettings) or type(settings) is not type(self.quick):
@@ -152,11 +154,10 @@ class Experiment(Generic[S]):
         smaller = [name for name in self.extent if here[name] != full[name]]
         if found.word != "does not hold" or not smaller:
             return found
-        words = [
-            f"{name} = {_words(here[name])} instead of {_words(full[name])}" for name in smaller
-        ]
-        run = f"This run had {' and '.join(words)}"
-        differs = f"{run}; mirrorhead reproduce --full follows the paper."
+        words = (f"{x} = {_words(here[x])} instead of {_words(full[x])}" for x in smaller)
+        differs = (
+            f"This run had {' and '.join(words)}; mirrorhead reproduce --full follows the paper."
+        )
         return judge(found.measured, False, found.remark, differs=differs)
 
     def check(self, result: Result[S]) -> None:

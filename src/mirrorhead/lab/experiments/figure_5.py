@@ -90,7 +90,6 @@ def draw(result: Result[Settings]) -> Figure:
 
 
 EXPERIMENT = Experiment(
-    name="figure-5",
     title="Figure 5: two entries of W along the path",
     claim="Any two entries of the attention weights move, in the end, along the straight line "
     "that the max-margin solution has in them.",

@@ -113,7 +113,6 @@ def _name(start: tuple[str, float]) -> str:
 
 
 EXPERIMENT = Experiment(
-    name="initialization",
     title="Initialisation: from any start to locally optimal tokens",
     claim="Wherever the weights start, their direction goes to the max-margin solution of locally "
     "optimal tokens. (The theorems promise it from inside a cone; the paper's figures show it "

@@ -47,10 +47,8 @@ def run(settings: Settings) -> dict[str, torch.Tensor]:
     arrays: dict[str, torch.Tensor] = {}
     agree, covered = [], []
     for p, steps in zip(settings.p, settings.normalized, strict=True):
-        fast, slow = (
-            descend_anyway(problem, p, k, settings.lr, rule, init=init)
-            for rule, k in zip(RULES, (steps, settings.constant), strict=True)
-        )
+        fast = descend_anyway(problem, p, steps, settings.lr, "normalized", init=init)
+        slow = descend_anyway(problem, p, settings.constant, settings.lr, "constant", init=init)
         # For p > 2 Remark 1 allows next to nothing near the origin.
         covered.append(largest_step(problem, init, p) >= settings.lr)
         solution = attention_svm(problem.X, problem.z, fast.tokens, p, settings.tol)
@@ -102,12 +100,11 @@ def draw(result: Result[Settings]) -> Figure:
     figure, axes = panels(len(settings.p), rows=2, height=5.4, sharey=True)
     for (above, below), p, steps in zip(axes.T, settings.p, settings.normalized, strict=True):
         for k, (rule, last) in enumerate(zip(RULES, (steps, settings.constant), strict=True)):
-            divergence, distance = (
-                result[f"{name} {p:g} {rule}"] for name in ("divergence", "distance")
-            )
+            divergence = result[f"divergence {p:g} {rule}"]
+            distance = result[f"distance {p:g} {rule}"].mean(0)
             line = {"color": f"C{k}", "linestyle": ("-", "--")[k], "label": f"{rule} steps"}
             mean_band(above, sorted(recorded_steps(last)), divergence, **line)
-            below.plot(distance.mean(0), divergence.mean(0), **line)
+            below.plot(distance, divergence.mean(0), **line)
         above.set(xscale="log", yscale="log", xlabel="step", title=f"p = {p:g}")
         below.set(xscale="log", yscale="log", xlabel="distance in the dual")
         below.set_xlim(left=settings.lr)
@@ -119,17 +116,13 @@ def draw(result: Result[Settings]) -> Figure:
 
 def _ratios(result: Result[Settings], p: float) -> np.ndarray:
     """D of the constant path at its end over that of the normalised one as far from the start."""
-    x, y, far, end = (
-        np.log(result[f"{name} {p:g} {rule}"])
-        for rule in RULES
-        for name in ("distance", "divergence")
-    )
+    x, far = (np.log(result[f"distance {p:g} {rule}"]) for rule in RULES)
+    y, end = (np.log(result[f"divergence {p:g} {rule}"]) for rule in RULES)
     at = [np.interp(far[t, -1], x[t], y[t]) for t in range(len(x))]
     return np.exp(end[:, -1] - at)
 
 
 EXPERIMENT = Experiment(
-    name="normalization",
     title="Normalised gradients: the same path, faster",
     claim="Normalised gradients make descent faster and hardly change where it goes.",
     equation=r"u(k+1) = u(k) - \eta\, \frac{\nabla L(W(k))}{\lVert \nabla L(W(k)) "

@@ -94,7 +94,6 @@ def draw(result: Result[Settings]) -> Figure:
 
 
 EXPERIMENT = Experiment(
-    name="theorem-1",
     title="Theorem 1: the regularization path",
     claim="The weights of norm $R$ that have the smallest loss turn, as $R$ grows, to the max- "
     "margin direction of the tokens with the highest scores.",

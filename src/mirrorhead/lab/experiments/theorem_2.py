@@ -45,22 +45,16 @@ def run(settings: Settings) -> dict[str, torch.Tensor]:
     many weights changed sign, (trials, exponents)."""
     problem = random_problem(settings.trials, first=settings.first)
     init = random_weights(problem, settings.scale, settings.first)
+    quick_rule = (settings.normalized_steps, settings.normalized_lr, "normalized")
+    records, quick_records = _records(settings.steps), _records(settings.normalized_steps)
     rows = []
     for p, lr in zip(settings.p, settings.lr, strict=True):
-        rules = (
-            ("constant", settings.steps, lr),
-            ("normalized", settings.normalized_steps, settings.normalized_lr),
-        )
-        path, quick = (
-            descend_anyway(problem, p, steps, rate, rule, init=init, record=_records(steps))
-            for rule, steps, rate in rules
-        )
-        unit, quick_unit = (
-            attention_svm(problem.X, problem.z, tokens, p).norm
-            for tokens in (path.tokens, quick.tokens)
-        )
+        path = descend_anyway(problem, p, settings.steps, lr, "constant", init=init, record=records)
+        quick = descend_anyway(problem, p, *quick_rule, init=init, record=quick_records)
+        unit = attention_svm(problem.X, problem.z, path.tokens, p).norm
+        quick_unit = attention_svm(problem.X, problem.z, quick.tokens, p).norm
         quick_norm = PNorm(p).norm(quick.W, (-2, -1)) / quick_unit  # (records, trials)
-        steps = quick.steps[1:].double().unsqueeze(-1).expand_as(quick_norm[1:])
+        times = quick.steps[1:].double().unsqueeze(-1).expand_as(quick_norm[1:])
         allowed = torch.stack([largest_step(problem, W, p) for W in path.W])
         signs = path.W.sign()
         row = {
@@ -68,7 +62,7 @@ def run(settings: Settings) -> dict[str, torch.Tensor]:
             "normalized": quick_norm.T,
             "allowed": allowed.where(allowed.isfinite(), torch.nan).T,
             "growth": log_growth(path) / unit,
-            "power": fitted_slope(steps, quick_norm[1:]),
+            "power": fitted_slope(times, quick_norm[1:]),
             "flips": (signs[1:] * signs[:-1] < 0).any(0).sum((-2, -1)),
         }
         rows.append(row)
@@ -134,7 +128,6 @@ def _records(steps: int) -> list[int]:
 
 
 EXPERIMENT = Experiment(
-    name="theorem-2",
     title="Theorem 2 and Remark 1: the norm diverges, and the steps that are allowed",
     claim="The norm of the attention weights grows without bound, if the constant step is small "
     "enough (Remark 1).",

@@ -48,10 +48,8 @@ def run(settings: Settings) -> dict[str, torch.Tensor]:
         found = locally_optimal(problem, path.tokens, p, settings.tol)
         norm = PNorm(p).norm(path.W, (-2, -1)) / found.solution.norm  # (records, trials)
         divergence = path.divergence_to(found.solution)
-        slope, excess = (
-            fitted_slope(norm, falling).where(found.optimal, torch.nan)
-            for falling in (divergence, divergence / _bound(norm, p))
-        )
+        slope = fitted_slope(norm, divergence).where(found.optimal, torch.nan)
+        excess = fitted_slope(norm, divergence / _bound(norm, p)).where(found.optimal, torch.nan)
         row = {"norm": norm.T, "divergence": divergence.T}
         rows.append(row | {"slope": slope, "excess": excess, "local": found.optimal})
     return joined(settings.p, rows, "norm", "divergence")
@@ -64,16 +62,15 @@ def verdict(result: Result[Settings]) -> Verdict:
     median = np.nanmedian(result["slope"], 0)
     seen = np.array([observed_rate(p) for p in exponents])
     near = [p for p, yes in zip(exponents, np.abs(median - seen) < 0.25, strict=True) if yes]
-    remark = (
-        f"What is seen is about the square of the bound, D ~ ||W||^(-2 min(1, p-1)), that is "
-        f"{listed(seen, 'g')} (within 0.25 for p = {listed(near, 'g')})."
-    )
     return judge(
         f"p = {listed(exponents, 'g')}: median slope of log D against log ||W|| "
         f"{listed(median, '.2f')}, the theorem's {listed(map(theorem_rate, exponents), 'g')}; D "
         f"over the bound falls in {below.sum()} of {local.sum()} paths to locally optimal tokens",
         bool(local.any(0).all() and (below >= 0.95 * local).all()),
-        remark if near else "",
+        f"What is seen is about the square of the bound, D ~ ||W||^(-2 min(1, p-1)), that is "
+        f"{listed(seen, 'g')} (within 0.25 for p = {listed(near, 'g')})."
+        if near
+        else "",
     )
 
 
@@ -106,7 +103,6 @@ def _bound(norm: torch.Tensor, p: float) -> torch.Tensor:
 
 
 EXPERIMENT = Experiment(
-    name="theorem-4",
     title="Theorem 4: the rate of convergence",
     claim="After $k$ constant steps, the divergence between the direction of the weights and the "
     "max-margin direction is at most of this order. (At $p = 2$ the numerator is squared.)",

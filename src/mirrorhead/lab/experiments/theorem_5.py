@@ -29,8 +29,8 @@ PAIRS = tuple(product(range(3), repeat=2))
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(PathSettings):
-    """radii: in units of ||W_mm|| and ||v_mm|| of the tokens with the largest
-    label margin; starts: of the search; steps, lr: of JointGD, as in the paper."""
+    """radii: in units of ||W_mm|| and ||v_mm|| of the tokens with the largest label margin;
+    starts: of the search; steps, lr: of JointGD, as in the paper."""
 
     radii: tuple[float, ...] = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
     starts: int = 16
@@ -145,7 +145,6 @@ def _name(pair: int) -> str:
 
 
 EXPERIMENT = Experiment(
-    name="theorem-5",
     title="Theorem 5: the joint regularization path, on Example 2",
     claim="The head and the attention weights that have the smallest loss at given norms turn, as "
     "these grow, to the two max-margin directions of the tokens that Assumption B names: those "

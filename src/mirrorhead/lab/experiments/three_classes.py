@@ -19,7 +19,7 @@ from mirrorhead import AttentionProblem, attention_svm, descend
 from mirrorhead.lab.experiments.convergence import OpenQuestionSettings as Settings
 from mirrorhead.lab.experiments.convergence import joined
 from mirrorhead.lab.experiments.experiment import Experiment, Result
-from mirrorhead.lab.plots import COLOURS, Figure, median_band, panels
+from mirrorhead.lab.plots import Figure, median_band, panels
 from mirrorhead.lab.verdicts import Verdict, judge, listed
 from mirrorhead.synthetic import random_problem
 
@@ -63,10 +63,8 @@ def verdict(result: Result[Settings]) -> Verdict:
             converge.append(good[-1] < 0.01 and fell >= 0.9)
         if not chosen.all():
             bad.append(np.median(end[~chosen]))
-    measured = (
-        f"p = {listed(settings.p, 'g')}: {listed(one_hot.sum(0), 'd')} of {settings.trials} trials "
-        f"become one-hot"
-    )
+    exponents, counts = listed(settings.p, "g"), listed(one_hot.sum(0), "d")
+    measured = f"p = {exponents}: {counts} of {settings.trials} trials become one-hot"
     if good:
         measured += f", with a median D of {listed(good, '.1e')}"
     if bad:
@@ -92,8 +90,7 @@ def draw(result: Result[Settings]) -> Figure:
     at = settings.p.index(2.0) if 2.0 in settings.p else 0
     one_hot, divergence = _one_hot(result)[:, at], result.each("divergence")[at]
     figure, (left, right) = panels(2)
-    kinds = ((one_hot, "C0", "became one-hot"), (~one_hot, "C1", "did not"))
-    for kind, colour, label in kinds:
+    for kind, colour, label in ((one_hot, "C0", "became one-hot"), (~one_hot, "C1", "did not")):
         if kind.any():
             line = {"color": colour, "label": f"{label} ({kind.sum()})"}
             median_band(left, settings.records[at], divergence[kind], **line)
@@ -101,9 +98,9 @@ def draw(result: Result[Settings]) -> Figure:
     left.set_title(f"p = {settings.p[at]:g}")
     left.legend()
     share = (np.arange(settings.trials) + 0.5) / settings.trials
-    for k, (q, colour) in enumerate(zip(settings.p, COLOURS[2:], strict=False)):
+    for k, p in enumerate(settings.p):
         least = np.sort(result["mass"][:, k].min(-1))
-        right.plot(share, least, color=colour, label=f"p = {q:g}")
+        right.plot(share, least, color=f"C{k + 2}", label=f"p = {p:g}")
     right.set(xlabel="trials, sorted", ylabel="least attention on a selected token")
     right.set_title("at the end")
     right.xaxis.set_major_formatter("{x:.0%}")
@@ -125,7 +122,6 @@ def _change(problem: AttentionProblem) -> torch.Tensor:
 
 
 EXPERIMENT = Experiment(
-    name="three-classes",
     title="Three classes (open question)",
     claim="Left open by the paper: with three classes, too, attention comes to rest on one token "
     "of each sample, and the weights converge to the max-margin solution of these tokens.",

@@ -81,7 +81,6 @@ def draw(result: Result[Settings]) -> Figure:
 
 
 EXPERIMENT = Experiment(
-    name="two-heads",
     title="Two heads (open question)",
     claim="Left open by the paper: with several heads, each head converges to the max-margin "
     "solution of its own tokens.",

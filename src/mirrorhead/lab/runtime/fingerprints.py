@@ -185,12 +185,15 @@ class _Source:
         for node in ast.parse(text).body:
             if _is_docstring(node) or getattr(node, "module", "") == "__future__":
                 continue
-            lazy = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-            statements = [_Plain().visit(inner) for inner in (node.body if lazy else [node])]
+            lazy: list[ast.stmt] = []
+            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+                lazy = node.body
+            statements = [_Plain().visit(inner) for inner in lazy or [node]]
             self.body += [] if lazy else statements
+            binders = self.lazy if lazy else self.binders
             for statement in statements:
                 for name in _names(statement):
-                    (self.lazy if lazy else self.binders).setdefault(name, []).append(statement)
+                    binders.setdefault(name, []).append(statement)
 
     def statements(self, name: str) -> list[ast.stmt]:
         """Return the statements behind a name; a package may import its public names lazily."""

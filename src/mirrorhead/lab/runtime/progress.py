@@ -36,8 +36,7 @@ class ProgressBars:
         from rich.markup import escape
 
         self.console = console or Console(stderr=True)
-        self.totals = dict(totals)
-        self.done = dict.fromkeys(self.totals, 0)
+        self.done = dict.fromkeys(totals, 0)
         in_bytes = unit == "bytes"
         self._progress = progress.Progress(
             progress.SpinnerColumn(finished_text="[green]✓"),
@@ -52,7 +51,7 @@ class ProgressBars:
         self.start, self.stop = self._progress.start, self._progress.stop
         self._bars = {
             name: self._progress.add_task(escape(name), total=total, note="")
-            for name, total in self.totals.items()
+            for name, total in totals.items()
         }
 
     def __enter__(self) -> ProgressBars:
