@@ -52,23 +52,29 @@ def style() -> dict[Any, Any]:
     }
 
 
-def panels(columns: int, rows: int = 1, height: float = 3.4, **options: Any) -> tuple[Figure, Any]:
-    """Return a figure as wide as the report, and its axes: (rows, columns); one row: (columns,)."""
+def panels(
+    columns: int, rows: int = 1, height: float = 3.4, *, ylabel: str = "", **options: Any
+) -> tuple[Figure, Any]:
+    """Return a figure as wide as the report, and its axes: (rows, columns); one row: (columns,).
+
+    ylabel: of the first panel in each row.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, height), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, **options)
+    for axis in axes[:, 0]:
+        axis.set_ylabel(ylabel)
     return figure, axes[0] if rows == 1 else axes
 
 
 def divergence_panels(
-    exponents: Sequence[float], title: str = "p = {:g}", label: str = "divergence to the AttSVM"
+    exponents: Sequence[float], title: str = "p = {:g}", ylabel: str = "divergence to the AttSVM"
 ) -> tuple[Figure, Any]:
     """Return a panel for each p, to draw divergences against steps."""
-    figure, axes = panels(len(exponents), sharey=True)
+    figure, axes = panels(len(exponents), sharey=True, ylabel=ylabel)
     for axis, p in zip(axes, exponents, strict=True):
         axis.set(xscale="log", yscale="log", xlabel="step", title=title.format(p))
-    axes[0].set_ylabel(label)
     return figure, axes
 
 

@@ -88,7 +88,7 @@ def draw(result: Result[Settings]) -> Figure:
     count = len(settings.p)
     columns = 2 if count in (2, 4) else min(3, count)
     rows = -(-count // columns)
-    figure, axes = panels(columns, rows, height=1.2 + 2.2 * rows, sharey=True)
+    figure, axes = panels(columns, rows, 1.2 + 2.2 * rows, sharey=True, ylabel="divergence D")
     flat = np.ravel(axes)
     for axis, p, x in zip(flat, settings.p, settings.records, strict=False):
         accelerated, normalized = result[f"accelerated {p:g}"], result[f"normalized {p:g}"]
@@ -98,8 +98,6 @@ def draw(result: Result[Settings]) -> Figure:
         axis.plot(x, accelerated.max(0), ":", color="C0", linewidth=1, label="its worst trial")
         axis.axhline(_goal(p), color=GREY, linewidth=0.8, linestyle="--", label="goal")
         axis.set(xscale="log", yscale="log", xlabel="step", title=f"p = {p:g}")
-    for axis in flat[::columns]:
-        axis.set_ylabel("divergence D")
     for axis in flat[count:]:
         axis.remove()
     legend_below(figure, flat[0], columns=4)

@@ -174,7 +174,8 @@ def verdict(result: Result[Settings]) -> Verdict:
 def draw(result: Result[Settings]) -> Figure:
     """Accuracy on fresh samples against p for each kind of W, with what was chosen."""
     settings = result.settings
-    figure, axes = panels(len(settings.kinds), sharey=True)
+    label = "tokens selected in fresh samples"
+    figure, axes = panels(len(settings.kinds), sharey=True, ylabel=label)
     accuracy = result["accuracy"][..., : len(settings.p)]
     chosen = _at(accuracy, result["chosen"])
     for k, (axis, kind) in enumerate(zip(axes, settings.kinds, strict=True)):
@@ -186,7 +187,6 @@ def draw(result: Result[Settings]) -> Figure:
         axis.set(xscale="log", xlabel="p", title=kind)
         axis.set_xticks(ticks, labels=[f"{p:g}" for p in ticks])
         axis.minorticks_off()
-    axes[0].set_ylabel("tokens selected in fresh samples")
     legend_below(figure, axes[0], columns=len(settings.n))
     return figure
 

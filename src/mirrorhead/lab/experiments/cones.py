@@ -75,7 +75,7 @@ def verdict(result: Result[Settings]) -> Verdict:
 def draw(result: Result[Settings]) -> Figure:
     """Sorted over trials: the radius mu_0, where the lemma ends, where paths end and start."""
     settings = result.settings
-    figure, axes = panels(len(settings.p), sharey=True)
+    figure, axes = panels(len(settings.p), sharey=True, ylabel="divergence to the solution")
     lines = {
         "mu_0": "radius of the cone",
         "reach": "Lemma 9 fails",
@@ -88,7 +88,6 @@ def draw(result: Result[Settings]) -> Figure:
             axis.plot(share, np.sort(result[name][:, k]), color=colour, label=label)
         axis.set(yscale="log", xlabel="trials, sorted", title=f"p = {p:g}")
         axis.xaxis.set_major_formatter("{x:.0%}")
-    axes[0].set_ylabel("divergence to the solution")
     legend_below(figure, axes[0], columns=4)
     return figure
 

@@ -16,9 +16,8 @@ as in the authors' code: one yardstick for all lines of a panel.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import combinations, repeat
+from itertools import combinations
 
 import numpy as np
 import torch
@@ -102,8 +101,14 @@ def verdict(result: Result[Settings]) -> Verdict:
     """
     settings = result.settings
     same = np.eye(len(settings.p), dtype=bool)
-    fair, authors = (_means(result, name) for name in ("fair", "authors"))  # (paths, SVMs)
-    fall = fair[same] / _means(result, "fair", settings.tenths)[same]
+    # Mean divergences, (paths, SVMs): at the end, and at a tenth of the steps.
+    fair, authors = (
+        np.stack([divergence[..., -1].mean(0) for divergence in result.each(name)])
+        for name in ("fair", "authors")
+    )
+    tenths = zip(result.each("fair"), settings.tenths, strict=True)
+    early = np.stack([divergence[..., at].mean(0) for divergence, at in tenths])
+    fall = (fair / early)[same]
     limits = result["limits"].mean(0)[~same]
     own = bool((fair.argmin(1) == np.arange(len(fair))).all() and (fall <= 0.5).all())
     holds = own and bool((limits > 0).all() and (fair[~same] >= limits / 2).all())
@@ -145,12 +150,6 @@ def draw(result: Result[Settings]) -> Figure:
     axes[0].plot([], [], "k--", linewidth=1.2, label="authors' protocol")
     legend_below(figure, axes[0], columns=4)
     return figure
-
-
-def _means(result: Result[Settings], name: str, records: Iterable[int] = repeat(-1)) -> np.ndarray:
-    """Mean divergence over trials at a record of each path, by default the last: (paths, SVMs)."""
-    pairs = zip(result.each(name), records, strict=False)
-    return np.stack([divergence[..., at].mean(0) for divergence, at in pairs])
 
 
 def _differ(result: Result[Settings], protocol: int) -> float:

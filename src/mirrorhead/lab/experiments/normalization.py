@@ -97,7 +97,7 @@ def verdict(result: Result[Settings]) -> Verdict:
 def draw(result: Result[Settings]) -> Figure:
     """One column for each p: divergence against steps, and against the distance travelled."""
     settings = result.settings
-    figure, axes = panels(len(settings.p), rows=2, height=5.4, sharey=True)
+    figure, axes = panels(len(settings.p), rows=2, height=5.4, sharey=True, ylabel="divergence")
     for (above, below), p, steps in zip(axes.T, settings.p, settings.normalized, strict=True):
         for k, (rule, last) in enumerate(zip(RULES, (steps, settings.constant), strict=True)):
             divergence = result[f"divergence {p:g} {rule}"]
@@ -108,8 +108,6 @@ def draw(result: Result[Settings]) -> Figure:
         above.set(xscale="log", yscale="log", xlabel="step", title=f"p = {p:g}")
         below.set(xscale="log", yscale="log", xlabel="distance in the dual")
         below.set_xlim(left=settings.lr)
-    for axis in axes[:, 0]:
-        axis.set_ylabel("divergence")
     legend_below(figure, axes[0, 0], columns=2)
     return figure
 

@@ -52,7 +52,7 @@ def run(settings: Settings) -> dict[str, torch.Tensor]:
 def verdict(result: Result[Settings]) -> Verdict:
     """It would hold if nearly all trials became one-hot and converged."""
     settings = result.settings
-    one_hot = _one_hot(result)  # (trials, exponents)
+    one_hot = result["mass"].min(-1) > ONE_HOT  # in every sample, (trials, exponents)
     good, bad, converge = [], [], []
     paths = zip(result.each("divergence"), settings.tenths, one_hot.T, strict=True)
     for divergence, tenth, chosen in paths:
@@ -88,7 +88,7 @@ def draw(result: Result[Settings]) -> Figure:
     """The divergence along the path of each kind of trial; the least mass of each trial."""
     settings = result.settings
     at = settings.p.index(2.0) if 2.0 in settings.p else 0
-    one_hot, divergence = _one_hot(result)[:, at], result.each("divergence")[at]
+    one_hot, divergence = result["mass"][:, at].min(-1) > ONE_HOT, result.each("divergence")[at]
     figure, (left, right) = panels(2)
     for kind, colour, label in ((one_hot, "C0", "became one-hot"), (~one_hot, "C1", "did not")):
         if kind.any():
@@ -106,11 +106,6 @@ def draw(result: Result[Settings]) -> Figure:
     right.xaxis.set_major_formatter("{x:.0%}")
     right.legend()
     return figure
-
-
-def _one_hot(result: Result[Settings]) -> np.ndarray:
-    """Which trials attend to one token in every sample, (trials, exponents)."""
-    return result["mass"].min(-1) > ONE_HOT
 
 
 def _change(problem: AttentionProblem) -> torch.Tensor:

@@ -53,8 +53,8 @@ def verdict(result: Result[Settings]) -> Verdict:
     heads = result.each("heads")
     ends = [head[:, -1] for head in heads]  # (trials, 2) each
     middle = [np.median(end) for end in ends]
-    halves = [head[:, tenth] / 2 for head, tenth in zip(heads, settings.tenths, strict=True)]
-    fell = [(end < half).mean() for end, half in zip(ends, halves, strict=True)]
+    tenths = zip(heads, settings.tenths, strict=True)
+    fell = [(head[:, -1] < head[:, at] / 2).mean() for head, at in tenths]
     pair = [np.median(both[:, -1]) for both in result.each("pair")]
     differ = (result["tokens"][:, :, 0] != result["tokens"][:, :, 1]).mean()
     return judge(

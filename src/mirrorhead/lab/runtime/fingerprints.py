@@ -91,9 +91,7 @@ class _Graph:
         yield module, ""
         statements = source.statements(name)
         if not statements and name:
-            submodule = f"{module}.{name}"
-            if self._source(submodule) is not None:
-                yield submodule, "*"
+            yield f"{module}.{name}", "*"  # perhaps a submodule
             return
         texts = self.texts.setdefault(module, set())
         for statement in statements:
