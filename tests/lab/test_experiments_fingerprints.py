@@ -85,7 +85,7 @@ def test_what_figure_4_is_computed_from_refuses_it(
     ("path", "old", "new"),
     [
         # Drawing, judging and describing it.
-        ("lab/experiments/figure_4.py", 'xlabel="step"', 'xlabel="k"'),
+        ("lab/experiments/figure_4.py", "columns=4", "columns=2"),
         ("lab/experiments/figure_4.py", "(fall <= 0.5)", "(fall <= 0.4)"),
         ("lab/experiments/figure_4.py", "Settings(trials=40)", "Settings(trials=41)"),
         ("lab/experiments/figure_4.py", 'title="Figure 4', 'title="The fourth figure'),

@@ -52,21 +52,29 @@ def style() -> dict[Any, Any]:
     }
 
 
-def panels(columns: int, rows: int = 1, height: float = 3.4, **options: Any) -> tuple[Figure, Any]:
-    """Return a figure as wide as the report, and its axes: (rows, columns); one row: (columns,)."""
+def panels(
+    columns: int, rows: int = 1, height: float = 3.4, *, ylabel: str = "", **options: Any
+) -> tuple[Figure, Any]:
+    """Return a figure as wide as the report, and its axes: (rows, columns); one row: (columns,).
+
+    ylabel: of the first panel in each row.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, height), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, **options)
+    for axis in axes[:, 0]:
+        axis.set_ylabel(ylabel)
     return figure, axes[0] if rows == 1 else axes
 
 
-def divergence_panels(exponents: Sequence[float]) -> tuple[Figure, Any]:
-    """Return a panel for each p, to draw divergences to the AttSVM against steps."""
-    figure, axes = panels(len(exponents), sharey=True)
+def divergence_panels(
+    exponents: Sequence[float], title: str = "p = {:g}", ylabel: str = "divergence to the AttSVM"
+) -> tuple[Figure, Any]:
+    """Return a panel for each p, to draw divergences against steps."""
+    figure, axes = panels(len(exponents), sharey=True, ylabel=ylabel)
     for axis, p in zip(axes, exponents, strict=True):
-        axis.set(xscale="log", yscale="log", xlabel="step", title=f"p = {p:g}")
-    axes[0].set_ylabel("divergence to the AttSVM")
+        axis.set(xscale="log", yscale="log", xlabel="step", title=title.format(p))
     return figure, axes
 
 
@@ -80,8 +88,7 @@ def median_band(axis: Any, x: Any, values: np.ndarray, **line: Any) -> None:
 
     A trial is NaN where it has no value. If x differs between trials, its median is used.
     """
-    x = np.asarray(x)
-    x = np.nanmedian(x, 0) if x.ndim > 1 else x
+    x = np.nanmedian(x, 0) if np.ndim(x) > 1 else x
     _band(axis, x, np.nanmedian(values, 0), values, line)
 
 

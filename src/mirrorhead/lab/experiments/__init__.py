@@ -13,22 +13,10 @@ if TYPE_CHECKING:
     from mirrorhead.lab.experiments.experiment import Experiment
 
 NAMES = (
-    "example-1",
-    "example-2",
-    "figure-4",
-    "figure-5",
-    "theorem-1",
-    "theorem-2",
-    "theorem-4",
-    "theorem-5",
-    "cones",
-    "initialization",
-    "normalization",
-    "acceleration",
-    "two-heads",
-    "three-classes",
-    "two-layers",
-    "choose-p",
+    *("example-1", "example-2", "figure-4", "figure-5"),
+    *("theorem-1", "theorem-2", "theorem-4", "theorem-5"),
+    *("cones", "initialization", "normalization", "acceleration"),
+    *("two-heads", "three-classes", "two-layers", "choose-p"),  # open questions
 )
 
 

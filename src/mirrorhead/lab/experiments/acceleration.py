@@ -12,18 +12,17 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
-from mirrorhead.lab.plots import COLOURS, GREY, Figure, legend_below, median_band, panels
+from mirrorhead import descend, locally_optimal
+from mirrorhead.lab.experiments.convergence import PathSettings, joined
+from mirrorhead.lab.experiments.experiment import Experiment, Result
+from mirrorhead.lab.plots import GREY, Figure, legend_below, median_band, panels
 from mirrorhead.lab.verdicts import Verdict, judge, listed
-from mirrorhead.paths.descent import descend, recorded_steps
 from mirrorhead.synthetic import random_problem
-from mirrorhead.tokens import locally_optimal
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(TrialSettings):
+class Settings(PathSettings):
     """p: exponents; steps of each path; lr: the step sizes that the normalized rule may try;
     tol: the certified gap of the max-margin solutions."""
 
@@ -33,46 +32,46 @@ class Settings(TrialSettings):
     tol: float = 1e-14
 
 
-def run(settings: Settings) -> dict[str, Tensor]:
+def run(settings: Settings) -> dict[str, torch.Tensor]:
     """For each p "accelerated p", the divergence to the solution of its tokens, (trials,
     records), and "normalized p", (trials, records, rates). local: whether the accelerated
     rule's tokens are locally optimal, (trials, exponents); same: whether the normalized rule
     selected them too, (trials, exponents, rates)."""
     problem = random_problem(settings.trials, first=settings.first)
-    arrays: dict[str, Tensor] = {}
-    local, same = [], []
+    rows = []
     for p, steps in zip(settings.p, settings.steps, strict=True):
         path = descend(problem, p, steps, rule="accelerated", progress=False)
         found = locally_optimal(problem, path.tokens, p, settings.tol)
-        arrays[f"accelerated {p:g}"] = path.divergence_to(found.solution).T
-        local.append(found.optimal)
         divergences, agrees = [], []
         for lr in settings.lr:
             baseline = descend(problem, p, steps, lr, progress=False)
             own = locally_optimal(problem, baseline.tokens, p, settings.tol).solution
             divergences.append(baseline.divergence_to(own).T)
             agrees.append((baseline.tokens == path.tokens).all(-1))
-        arrays[f"normalized {p:g}"] = torch.stack(divergences, -1)
-        same.append(torch.stack(agrees, -1))
-    return arrays | {"local": torch.stack(local, 1), "same": torch.stack(same, 1)}
+        row = {
+            "accelerated": path.divergence_to(found.solution).T,
+            "normalized": torch.stack(divergences, -1),
+            "local": found.optimal,
+            "same": torch.stack(agrees, -1),
+        }
+        rows.append(row)
+    return joined(settings.p, rows, "accelerated", "normalized")
 
 
 def verdict(result: Result[Settings]) -> Verdict:
     """The goals of the claim, p by p, and that the normalized rule is nowhere near."""
     settings = result.settings
-    middle, largest, baselines, rates, first, reached = ([] for _ in range(6))
-    for p, steps in zip(settings.p, settings.steps, strict=True):
-        divergence = result[f"accelerated {p:g}"]  # (trials, records)
-        course, goal = (divergence.max(0), 1e-6) if p > 4 else (np.median(divergence, 0), 1e-8)
-        baseline = np.median(result[f"normalized {p:g}"][:, -1], 0)  # (rates,)
-        middle.append(np.median(divergence[:, -1]))
-        largest.append(divergence[:, -1].max())
-        baselines.append(baseline.min())
-        rates.append(settings.lr[int(baseline.argmin())])
-        reached.append(course[-1] <= goal)
-        at = int(np.argmax(course <= goal))
-        first.append(f"{sorted(recorded_steps(steps))[at]:,}" if course[at] <= goal else "never")
-    faster = np.array(middle) < np.array(baselines) / 10
+    accelerated = result.each("accelerated")  # (trials, records) each
+    middle, largest = ([f(x[:, -1]) for x in accelerated] for f in (np.median, np.max))
+    ends = np.stack([np.median(x[:, -1], 0) for x in result.each("normalized")])  # (p, rates)
+    baselines, rates = ends.min(1), [settings.lr[k] for k in ends.argmin(1)]
+    first, reached = [], []
+    for p, x, divergence in zip(settings.p, settings.records, accelerated, strict=True):
+        course = divergence.max(0) if p > 4 else np.median(divergence, 0)
+        there = course <= _goal(p)
+        reached.append(there[-1])
+        first.append(f"{x[there.argmax()]:,}" if there.any() else "never")
+    faster = np.array(middle) < baselines / 10
     return judge(
         f"p = {listed(settings.p, 'g')}: median D {listed(middle, '.0e')}, largest "
         f"{listed(largest, '.0e')} after {listed(settings.steps, ',')} steps, the goal reached at "
@@ -89,40 +88,32 @@ def draw(result: Result[Settings]) -> Figure:
     count = len(settings.p)
     columns = 2 if count in (2, 4) else min(3, count)
     rows = -(-count // columns)
-    figure, axes = panels(columns, rows, height=1.2 + 2.2 * rows, sharey=True)
+    figure, axes = panels(columns, rows, 1.2 + 2.2 * rows, sharey=True, ylabel="divergence D")
     flat = np.ravel(axes)
-    for axis, p, steps in zip(flat, settings.p, settings.steps, strict=False):
-        x = sorted(recorded_steps(steps))
-        best = int(np.median(result[f"normalized {p:g}"][:, -1], 0).argmin())
-        normalized = result[f"normalized {p:g}"][..., best]
-        accelerated = result[f"accelerated {p:g}"]
-        median_band(axis, x, normalized, color=COLOURS[1], label="normalized, the best step size")
-        median_band(axis, x, accelerated, color=COLOURS[0], label="accelerated")
-        worst = accelerated.max(0)
-        axis.plot(x, worst, ":", color=COLOURS[0], linewidth=1, label="its worst trial")
-        goal = 1e-6 if p > 4 else 1e-8
-        axis.axhline(goal, color=GREY, linewidth=0.8, linestyle="--", label="goal")
+    for axis, p, x in zip(flat, settings.p, settings.records, strict=False):
+        accelerated, normalized = result[f"accelerated {p:g}"], result[f"normalized {p:g}"]
+        best = normalized[..., np.median(normalized[:, -1], 0).argmin()]
+        median_band(axis, x, best, color="C1", label="normalized, the best step size")
+        median_band(axis, x, accelerated, color="C0", label="accelerated")
+        axis.plot(x, accelerated.max(0), ":", color="C0", linewidth=1, label="its worst trial")
+        axis.axhline(_goal(p), color=GREY, linewidth=0.8, linestyle="--", label="goal")
         axis.set(xscale="log", yscale="log", xlabel="step", title=f"p = {p:g}")
-    for axis in flat[::columns]:
-        axis.set_ylabel("divergence D")
     for axis in flat[count:]:
         axis.remove()
     legend_below(figure, flat[0], columns=4)
     return figure
 
 
+def _goal(p: float) -> float:
+    return 1e-6 if p > 4 else 1e-8
+
+
 EXPERIMENT = Experiment(
-    name="acceleration",
     title="Acceleration: the same directions in a fraction of the steps",
-    claim=(
-        "Beyond the paper: the accelerated rule comes within $D = 10^{-8}$ of the max-margin "
-        "direction in thousands of steps (in the median; for $p > 4$ within $10^{-6}$ in "
-        "every trial)."
-    ),
-    equation=(
-        r"D(k) = D_{\psi_p}\!\left( \frac{W_{\mathrm{mm}}}{\lVert W_{\mathrm{mm}} "
-        r"\rVert_p},\, \frac{W(k)}{\lVert W(k) \rVert_p} \right) \leq 10^{-8}"
-    ),
+    claim="Beyond the paper: the accelerated rule comes within $D = 10^{-8}$ of the max-margin "
+    "direction in thousands of steps (in the median; for $p > 4$ within $10^{-6}$ in every trial).",
+    equation=r"D(k) = D_{\psi_p}\!\left( \frac{W_{\mathrm{mm}}}{\lVert W_{\mathrm{mm}} "
+    r"\rVert_p},\, \frac{W(k)}{\lVert W(k) \rVert_p} \right) \leq 10^{-8}",
     quick=Settings(trials=10, p=(1.1, 1.5, 2.0, 3.0, 5.0), steps=(2500, 1500, 1500, 1500, 5000)),
     full=Settings(trials=100),
     run=run,

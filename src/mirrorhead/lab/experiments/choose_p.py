@@ -22,7 +22,7 @@ from torch.nn.functional import one_hot
 
 from mirrorhead.cross_validation import choose_p
 from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
-from mirrorhead.lab.plots import COLOURS, Figure, legend_below, panels
+from mirrorhead.lab.plots import Figure, legend_below, panels
 from mirrorhead.lab.verdicts import Verdict, judge
 from mirrorhead.margin import attention_svm
 from mirrorhead.paths.descent import descend
@@ -174,35 +174,29 @@ def verdict(result: Result[Settings]) -> Verdict:
 def draw(result: Result[Settings]) -> Figure:
     """Accuracy on fresh samples against p for each kind of W, with what was chosen."""
     settings = result.settings
-    figure, axes = panels(len(settings.kinds), sharey=True)
+    label = "tokens selected in fresh samples"
+    figure, axes = panels(len(settings.kinds), sharey=True, ylabel=label)
     accuracy = result["accuracy"][..., : len(settings.p)]
     chosen = _at(accuracy, result["chosen"])
     for k, (axis, kind) in enumerate(zip(axes, settings.kinds, strict=True)):
         for j, n in enumerate(settings.n):
-            axis.plot(
-                settings.p, accuracy[:, k, j].mean(0), "o-", color=COLOURS[j], label=f"n = {n}"
-            )
-            axis.axhline(chosen[:, k, j].mean(), color=COLOURS[j], linestyle="--", linewidth=1)
+            colour, mean = f"C{j}", accuracy[:, k, j].mean(0)
+            axis.plot(settings.p, mean, "o-", color=colour, label=f"n = {n}")
+            axis.axhline(chosen[:, k, j].mean(), color=colour, linestyle="--", linewidth=1)
         ticks = [p for p in (1.1, 2, 10) if settings.p[0] <= p <= settings.p[-1]]
         axis.set(xscale="log", xlabel="p", title=kind)
         axis.set_xticks(ticks, labels=[f"{p:g}" for p in ticks])
         axis.minorticks_off()
-    axes[0].set_ylabel("tokens selected in fresh samples")
     legend_below(figure, axes[0], columns=len(settings.n))
     return figure
 
 
 EXPERIMENT = Experiment(
-    name="choose-p",
     title="Which p (open question)",
-    claim=(
-        "Left open by the paper: which $p$ to use. Cross-validated token selection by max-margin "
-        "solutions chooses an exponent that is nearly the best one. Dashed: the choice."
-    ),
-    equation=(
-        r"\hat{p} = \mathrm{argmax}_p \; \text{share of held-out samples with } "
-        r"\mathrm{argmax}_t \, x_t^\top W_{\mathrm{mm}}^{(p)} z = \alpha"
-    ),
+    claim="Left open by the paper: which $p$ to use. Cross-validated token selection by "
+    "max-margin solutions chooses an exponent that is nearly the best one. Dashed: the choice.",
+    equation=r"\hat{p} = \mathrm{argmax}_p \; \text{share of held-out samples with } "
+    r"\mathrm{argmax}_t \, x_t^\top W_{\mathrm{mm}}^{(p)} z = \alpha",
     quick=Settings(
         trials=6, kinds=("sparse entries", "dense"), n=(20, 60), p=(1.1, 1.5, 2.0, 3.0, 10.0),
         fresh=200, steps=100,

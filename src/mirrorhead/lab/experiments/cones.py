@@ -23,23 +23,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mirrorhead.lab.experiments.convergence import stacked
-from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
+from mirrorhead import AttentionProblem, ConeConstants, Path, PNorm, cone_constants, descend
+from mirrorhead.lab.experiments.convergence import PathSettings, joined
+from mirrorhead.lab.experiments.experiment import Experiment, Result
 from mirrorhead.lab.plots import COLOURS, Figure, legend_below, panels
 from mirrorhead.lab.verdicts import Verdict, judge, listed
-from mirrorhead.paths.descent import Path, descend, direction_divergence
-from mirrorhead.potentials import PNorm
-from mirrorhead.problem import AttentionProblem
+from mirrorhead.paths.descent import direction_divergence
 from mirrorhead.synthetic import random_problem, random_weights
-from mirrorhead.tokens import ConeConstants, cone_constants
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(TrialSettings):
-    """p: exponents; steps, lr, scale: the paths of Figure 4, whose ends are looked at."""
+class Settings(PathSettings):
+    """The paths of Figure 4, whose ends are looked at; scale: the standard deviation of W(0)."""
 
-    p: tuple[float, ...] = (1.75, 2.0, 3.0)
-    steps: tuple[int, ...] = (1500, 2000, 20_000)
     lr: float = 0.1
     scale: float = 1.0
 
@@ -54,7 +50,7 @@ def run(settings: Settings) -> dict[str, Tensor]:
         descend(problem, p, steps, settings.lr, init=init, record=[0, steps], progress=False)
         for p, steps in zip(settings.p, settings.steps, strict=True)
     )
-    return stacked(map(_measure, paths), 1)
+    return joined(settings.p, map(_measure, paths))
 
 
 def verdict(result: Result[Settings]) -> Verdict:
@@ -79,7 +75,7 @@ def verdict(result: Result[Settings]) -> Verdict:
 def draw(result: Result[Settings]) -> Figure:
     """Sorted over trials: the radius mu_0, where the lemma ends, where paths end and start."""
     settings = result.settings
-    figure, axes = panels(len(settings.p), sharey=True)
+    figure, axes = panels(len(settings.p), sharey=True, ylabel="divergence to the solution")
     lines = {
         "mu_0": "radius of the cone",
         "reach": "Lemma 9 fails",
@@ -92,7 +88,6 @@ def draw(result: Result[Settings]) -> Figure:
             axis.plot(share, np.sort(result[name][:, k]), color=colour, label=label)
         axis.set(yscale="log", xlabel="trials, sorted", title=f"p = {p:g}")
         axis.xaxis.set_major_formatter("{x:.0%}")
-    axes[0].set_ylabel("divergence to the solution")
     legend_below(figure, axes[0], columns=4)
     return figure
 
@@ -121,11 +116,12 @@ class _Lemma:
         X, T = problem.X, problem.X.shape[-2]
         self.problem, self.cone = problem, cone
         self.chosen = tokens.unsqueeze(-1)  # (trials, n, 1)
-        self.others = (self.chosen + torch.arange(1, T)) % T  # (trials, n, T-1)
-        self.support = cone.solution.support.gather(-1, self.others)
+        self.support = cone.solution.support  # (trials, n, T)
+        self.far = ~self.support & (torch.arange(T) != self.chosen)
         # The direction of norm 1 along which <row, W> grows fastest is inverse(row).
         psi = PNorm(cone.solution.p)
-        best, rest = (X.take_along_dim(at[..., None], -2) for at in (self.chosen, self.others))
+        others = (self.chosen + torch.arange(1, T)) % T  # (trials, n, T-1)
+        best, rest = (X.take_along_dim(at[..., None], -2) for at in (self.chosen, others))
         rows = (best - rest).unsqueeze(-1) * problem.z[..., None, None, :]
         rows = psi.inverse(rows).flatten(1, 2).transpose(0, 1)  # (n (T-1), trials, d, d)
         rows = rows / psi.norm(rows, (-2, -1))[..., None, None]
@@ -140,21 +136,15 @@ class _Lemma:
         solution, delta = self.cone.solution, self.cone.delta[..., None]
         W = W * (solution.norm / PNorm(solution.p).norm(W, (-2, -1)))[..., None, None]
         logits = torch.einsum("knta,...kab,knb->...knt", self.problem.X, W, self.problem.z)
-        picks = [
-            index.expand(*logits.shape[:-1], index.shape[-1])
-            for index in (self.chosen, self.others)
-        ]
-        margin = logits.gather(-1, picks[0]) - logits.gather(-1, picks[1])
+        margin = logits.gather(-1, self.chosen.expand(*logits.shape[:-1], 1)) - logits
         near = margin.where(self.support, 1.0)
-        far = margin.where(~self.support, torch.inf).amin(-1)
-        worst = torch.stack(
-            [
-                delta / 2 - (near - 1).abs().amax(-1),
-                far - 1 - 1.5 * delta,
-                far - margin.where(self.support, -torch.inf).amax(-1) - 1.5 * delta,
-            ]
-        )
-        return worst.amin((0, -1)) / self.cone.delta
+        far = margin.where(self.far, torch.inf).amin(-1)
+        slacks = [
+            delta / 2 - (near - 1).abs().amax(-1),
+            far - 1 - 1.5 * delta,
+            far - margin.where(self.support, -torch.inf).amax(-1) - 1.5 * delta,
+        ]
+        return torch.stack(slacks).amin((0, -1)) / self.cone.delta
 
     def go(self, inside: Callable[[Tensor], Tensor]) -> Tensor:
         """The last point inside along each direction, by bisection: (directions, trials, d, d)."""
@@ -173,17 +163,12 @@ class _Lemma:
 
 
 EXPERIMENT = Experiment(
-    name="cones",
     title="The cones of Theorems 2 to 4: how wide they are",
-    claim=(
-        r"Inside the cone of radius $\mu_0$ around the max-margin solution, where Theorems 2 "
-        r"to 4 start, all weights separate the tokens almost as that solution does (Lemma 9)."
-    ),
-    equation=(
-        r"\left| (x_\alpha - x_t)^\top W z - 1 \right| \leq \tfrac{\delta}{2} \;\text{ for "
-        r"support tokens } t, \qquad (x_\alpha - x_\tau)^\top W z \geq 1 + \tfrac{3}{2} "
-        r"\delta \;\text{ for the others}"
-    ),
+    claim=r"Inside the cone of radius $\mu_0$ around the max-margin solution, where Theorems 2 to "
+    r"4 start, all weights separate the tokens almost as that solution does (Lemma 9).",
+    equation=r"\left| (x_\alpha - x_t)^\top W z - 1 \right| \leq \tfrac{\delta}{2} \;\text{ for "
+    r"support tokens } t, \qquad (x_\alpha - x_\tau)^\top W z \geq 1 + \tfrac{3}{2} \delta "
+    r"\;\text{ for the others}",
     quick=Settings(trials=10),
     full=Settings(trials=100),
     run=run,

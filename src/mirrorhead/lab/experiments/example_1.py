@@ -14,18 +14,15 @@ selected tokens, (1/5, 0), under which they have the highest scores.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from mirrorhead import AttentionProblem, attention_svm, descend, svm
 from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
 from mirrorhead.lab.plots import Figure, legend_below, panels
 from mirrorhead.lab.verdicts import Verdict, judge
-from mirrorhead.margin import attention_svm, svm
-from mirrorhead.paths.descent import descend, direction_divergence, recorded_steps
-from mirrorhead.problem import AttentionProblem
+from mirrorhead.paths.descent import direction_divergence, recorded_steps
 
 PRINTED = ((0.03846, 0.0), (-0.00769, 0.0))
 TOKENS = ((5.0, 0.0), (0.0, 0.0), (0.0, 1.0))
@@ -44,13 +41,23 @@ class Settings(TrialSettings):
     lr: float = 0.1
 
 
-def run(settings: Settings) -> dict[str, Tensor]:
+def run(settings: Settings) -> dict[str, torch.Tensor]:
     """W: (1, readings, exponents, 2, 2), the certified solutions; path: W(k) of normalised
     descent from 0 at p = 3, (1, readings, records, 2, 2), and divergence, (1, readings,
     records); margin: 1/||v||_3 for each choice of tokens, 0 where they do not separate the
     labels, (1, choices)."""
-    problem = _problem()
-    W = torch.stack([_solve(problem, p, settings.tol) for p in settings.p], 1)
+    first = torch.tensor(TOKENS, dtype=torch.float64)
+    X = torch.stack([first, -first]).expand(2, 2, 3, 2)
+    y, v = torch.tensor([[1.0, -1.0]] * 2), torch.tensor([[0.2, 0.0]] * 2)
+    # The readings are two trials; a mask takes the token (0, 0) away in the second.
+    mask = torch.tensor(list(READINGS.values())).unsqueeze(1).expand(2, 2, 3)
+    problem = AttentionProblem(X, X[:, :, 0], y, v, mask=mask)
+    data = (problem.X, problem.z, torch.zeros(2, 2, dtype=torch.long))
+    solutions = [attention_svm(*data, p, settings.tol, mask=problem.mask) for p in settings.p]
+    for solution in solutions:
+        if not solution.check(*data, mask=problem.mask):
+            raise ArithmeticError(f"the solution for p = {solution.p:g} does not check: {solution}")
+    W = torch.stack([solution.W for solution in solutions], 1)
     path = descend(problem, 3, settings.steps, settings.lr, progress=False)
     divergence = direction_divergence(3, W[:, settings.p.index(3.0)], path.W, 2)
     features = torch.stack([problem.X[0, (0, 1), choice] for choice in CHOICES])
@@ -65,11 +72,8 @@ def verdict(result: Result[Settings]) -> Verdict:
     exponents = result.settings.p
     at = exponents.index(3.0)
     near = np.abs(W - PRINTED).max((-2, -1)) < 1e-5  # (readings, exponents)
-    fits = [
-        f"p = {exponents[k]:g} {reading}"
-        for row, reading in zip(near, READINGS, strict=True)
-        for k in np.flatnonzero(row)
-    ]
+    names = [f"p = {p:g} {reading}" for reading in READINGS for p in exponents]
+    fits = [name for name, fit in zip(names, near.flat, strict=True) if fit]
     shown = W[:, at, :, 0].round(5) + 0.0  # no -0
     solutions = "; ".join(
         f"{reading} ({shown[k, 0]:.5f}, 0; {shown[k, 1]:.5f}, 0), which descent approaches "
@@ -86,98 +90,52 @@ def verdict(result: Result[Settings]) -> Verdict:
 
 def draw(result: Result[Settings]) -> Figure:
     """Figure 2, the solutions against p, the descent to them, and Figure 3."""
+    exponents, tokens, W = result.settings.p, np.array(TOKENS), result["W"][0]
+    x = sorted(recorded_steps(result.settings.steps))
     figure, axes = panels(2, rows=2, height=6)
-    _draw_tokens(axes[0, 0], result)
-    _draw_solutions(axes[0, 1], result)
-    _draw_descent(axes[1, 0], result)
-    _draw_margins(axes[1, 1], result)
-    legend_below(figure, axes[0, 0], axes[0, 1], columns=5)
+    (plane, solutions), (descent, margins) = axes
+    plane.plot(*tokens.T, "o", color="k", label="X1")
+    plane.plot(*-tokens.T, "s", color="k", fillstyle="none", label="X2")
+    for k, reading in enumerate(READINGS):
+        own = W[k, exponents.index(3.0)]
+        normal = own @ tokens[0]  # W z_1, and W z_2 = -W z_1
+        middle = normal * (normal @ tokens[0] - 0.5) / (normal @ normal)
+        along = np.array([-normal[1], normal[0]]) / np.linalg.norm(normal)
+        # The lines half-way between the selected tokens and the others.
+        line = np.stack([middle - 3 * along, middle + 3 * along])
+        for sign, label in ((1, reading), (-1, "_")):
+            plane.plot(*(sign * line.T), "--", color=f"C{k}", label=label)
+        size = (9, 5)[k]  # with the token all solutions are the same point
+        solutions.plot(*W[k, :, :, 0].T, "o-", color=f"C{k}", markersize=size)
+        path = result["path"][0, k]
+        descent.plot(x, path[:, 1, 0] / path[:, 0, 0], color=f"C{k}")
+        descent.axhline(own[1, 0] / own[0, 0], color="k", linestyle=":")
+    for p, point in zip(exponents, W[1, :, :, 0], strict=True):
+        solutions.annotate(f"{p:g}", point, (6, -4), textcoords="offset points", fontsize="small")
+    solutions.plot(*np.array(PRINTED)[:, 0], "kx", markersize=10, label="printed for p = 3")
+    choices = [f"X1{a + 1}, X2{b + 1}" for a, b in CHOICES]
+    bars = margins.barh(choices, result["margin"][0], color="C2", height=0.6)
+    margins.bar_label(bars, fmt="%.3g", padding=3)
+    margins.invert_yaxis()
+    margins.grid(visible=False)
+    for axis in (solutions, margins):
+        axis.margins(x=0.12)
+    plane.set(xlabel="first coordinate", ylabel="second coordinate", ylim=(-3.2, 3.2))
+    plane.set_title("Figure 2: lines that cut off X11, X21")
+    solutions.set(xlabel="W11", ylabel="W21", title="Solutions for the exponents p")
+    descent.set(xscale="log", xlabel="step", ylabel="W21 / W11")
+    descent.set_title("Descent at p = 3 to its solutions (dots)")
+    margins.set(xlabel="margin of the labels, p = 3", title="Figure 3: margin by selected tokens")
+    legend_below(figure, plane, solutions, columns=5)
     return figure
 
 
-def _draw_tokens(axis: Any, result: Result[Settings]) -> None:
-    """The tokens, and for each reading the lines half-way between the selected and the others."""
-    tokens = np.array(TOKENS)
-    axis.plot(*tokens.T, "o", color="k", label="X1")
-    axis.plot(*-tokens.T, "s", color="k", fillstyle="none", label="X2")
-    at = result.settings.p.index(3.0)
-    for k, reading in enumerate(READINGS):
-        normal = result["W"][0, k, at] @ tokens[0]  # W z_1, and W z_2 = -W z_1
-        middle = normal * (normal @ tokens[0] - 0.5) / (normal @ normal)
-        along = np.array([-normal[1], normal[0]]) / np.linalg.norm(normal)
-        line = np.stack([middle - 3 * along, middle + 3 * along])
-        for sign, label in ((1, reading), (-1, "_")):
-            axis.plot(*(sign * line.T), "--", color=f"C{k}", label=label)
-    axis.set(xlabel="first coordinate", ylabel="second coordinate", ylim=(-3.2, 3.2))
-    axis.set_title("Figure 2: lines that cut off X11, X21")
-
-
-def _draw_solutions(axis: Any, result: Result[Settings]) -> None:
-    """(W11, W21) for each p, and the printed pair."""
-    W, exponents = result["W"][0], result.settings.p
-    for k, size in enumerate((9, 5)):  # with the token all are the same point
-        axis.plot(*W[k, :, :, 0].T, "o-", color=f"C{k}", markersize=size)
-    for p, point in zip(exponents, W[1, :, :, 0], strict=True):
-        axis.annotate(f"{p:g}", point, (6, -4), textcoords="offset points", fontsize="small")
-    axis.plot(*np.array(PRINTED)[:, 0], "kx", markersize=10, label="printed for p = 3")
-    axis.margins(x=0.12)
-    axis.set(xlabel="W11", ylabel="W21", title="Solutions for the exponents p")
-
-
-def _draw_descent(axis: Any, result: Result[Settings]) -> None:
-    """The direction of W(k) and of the solution, as the ratio of its two entries."""
-    x = sorted(recorded_steps(result.settings.steps))
-    at = result.settings.p.index(3.0)
-    for k in range(len(READINGS)):
-        path, W = result["path"][0, k], result["W"][0, k, at]
-        axis.plot(x, path[:, 1, 0] / path[:, 0, 0], color=f"C{k}")
-        axis.axhline(W[1, 0] / W[0, 0], color="k", linestyle=":")
-    axis.set(xscale="log", xlabel="step", ylabel="W21 / W11")
-    axis.set_title("Descent at p = 3 to its solutions (dots)")
-
-
-def _draw_margins(axis: Any, result: Result[Settings]) -> None:
-    names = [f"X1{a + 1}, X2{b + 1}" for a, b in CHOICES]
-    bars = axis.barh(names, result["margin"][0], color="C2", height=0.6)
-    axis.bar_label(bars, fmt="%.3g", padding=3)
-    axis.invert_yaxis()
-    axis.grid(visible=False)
-    axis.margins(x=0.12)
-    axis.set(xlabel="margin of the labels, p = 3", title="Figure 3: margin by selected tokens")
-
-
-def _problem() -> AttentionProblem:
-    """Both readings as two trials; a mask takes the token (0, 0) away in the second."""
-    first = torch.tensor(TOKENS, dtype=torch.float64)
-    X = torch.stack([first, -first]).expand(2, 2, 3, 2)
-    y = torch.tensor([[1.0, -1.0]] * 2)
-    v = torch.tensor([[0.2, 0.0]] * 2)
-    mask = torch.tensor(list(READINGS.values())).unsqueeze(1).expand(2, 2, 3)
-    return AttentionProblem(X, X[:, :, 0], y, v, mask=mask)
-
-
-def _solve(problem: AttentionProblem, p: float, tol: float) -> Tensor:
-    """(readings, 2, 2), checked against the data."""
-    data = (problem.X, problem.z, torch.zeros(2, 2, dtype=torch.long))
-    solution = attention_svm(*data, p, tol, mask=problem.mask)
-    if not solution.check(*data, mask=problem.mask):
-        raise ArithmeticError(f"the solution for p = {p:g} does not check: {solution}")
-    return solution.W
-
-
 EXPERIMENT = Experiment(
-    name="example-1",
     title="Example 1: the printed solution",
-    claim=(
-        "For the two samples of Example 1, the max-margin matrix in the 3-norm is the one "
-        "that the paper prints, and the tokens $x_{11}$ and $x_{21}$ give the labels the "
-        "largest margin."
-    ),
-    equation=(
-        r"W_{\mathrm{mm}} = \mathrm{argmin}_W \lVert W \rVert_3 \;\text{ with }\; (x_{i1} - "
-        r"x_{it})^\top W z_i \geq 1 \;=\; \begin{pmatrix} 0.03846 & 0 \\ -0.00769 & 0 "
-        r"\end{pmatrix}"
-    ),
+    claim="For the two samples of Example 1, the max-margin matrix in the 3-norm is the one that "
+    "the paper prints, and the tokens $x_{11}$ and $x_{21}$ give the labels the largest margin.",
+    equation=r"W_{\mathrm{mm}} = \mathrm{argmin}_W \lVert W \rVert_3 \;\text{ with }\; (x_{i1} - "
+    r"x_{it})^\top W z_i \geq 1 \;=\; \begin{pmatrix} 0.03846 & 0 \\ -0.00769 & 0 \end{pmatrix}",
     quick=Settings(trials=1, steps=2000),
     full=Settings(trials=1),
     run=run,

@@ -1,17 +1,6 @@
 """What an experiment is: an object that computes, draws and judges one claim.
 
-Its module defines three functions and names them, at the end, in one object:
-
-    EXPERIMENT = Experiment(
-        name="figure-4",
-        title="Figure 4: each path tends to its own max-margin solution",
-        claim="The divergence of the lq path to the lp-AttSVM tends to 0 only for p = q.",
-        quick=Settings(trials=40),      # for a demonstration
-        full=Settings(trials=100),      # as in the paper
-        run=run,                        # Settings -> {name: (trials, ...) array or tensor}
-        draw=draw,                      # Result -> matplotlib figure
-        verdict=verdict,                # Result -> Verdict; `verdicts.judge` makes one
-    )
+Its module ends with `EXPERIMENT = Experiment(...)`, which names its parts. See figure_4.py.
 
 Trial k draws everything from its own seed, `settings.seeds[k]`. Therefore any chunk of the work is
 the same experiment with other `first` and `trials`, and results of chunks are concatenated:
@@ -86,6 +75,10 @@ class Result(Generic[S]):
     def __getitem__(self, name: str) -> np.ndarray:
         return self.arrays[name]
 
+    def each(self, name: str) -> list[np.ndarray]:
+        """Return "name 1.75", "name 2" and so on, the arrays of the exponents in settings.p."""
+        return [self.arrays[f"{name} {p:g}"] for p in vars(self.settings)["p"]]
+
     def __repr__(self) -> str:
         shapes = ", ".join(f"{k} {'x'.join(map(str, a.shape))}" for k, a in self.arrays.items())
         return f"Result({self.name}, {shapes}, {self.seconds:.1f} s)"
@@ -96,7 +89,7 @@ class Experiment(Generic[S]):
     """A claim, and how it is computed, drawn and judged.
 
     Args:
-        name: "figure-4": the module's name with hyphens.
+        name: by default the module's name with hyphens, such as "figure-4".
         title: the heading of its part of the report.
         claim: the paper's claim, in words that a reader understands without the paper.
         quick, full: settings for a demonstration, and those of the paper.
@@ -112,7 +105,7 @@ class Experiment(Generic[S]):
         equation: the claim as a formula, in LaTeX.
     """
 
-    name: str
+    name: str = ""
     title: str
     claim: str
     quick: S
@@ -127,6 +120,8 @@ class Experiment(Generic[S]):
     equation: str = ""
 
     def __post_init__(self) -> None:
+        if not self.name:
+            object.__setattr__(self, "name", self.module.split(".")[-1].replace("_", "-"))
         for size in ("quick", "full"):
             settings: Any = getattr(self, size)
             if not isinstance(settings, TrialSettings) or type(settings) is not type(self.quick):
@@ -159,9 +154,7 @@ class Experiment(Generic[S]):
         smaller = [name for name in self.extent if here[name] != full[name]]
         if found.word != "does not hold" or not smaller:
             return found
-        words = [
-            f"{name} = {_words(here[name])} instead of {_words(full[name])}" for name in smaller
-        ]
+        words = (f"{x} = {_words(here[x])} instead of {_words(full[x])}" for x in smaller)
         differs = (
             f"This run had {' and '.join(words)}; mirrorhead reproduce --full follows the paper."
         )
@@ -201,7 +194,7 @@ def merge(parts: Sequence[Result[S]]) -> Result[S]:
     parts = sorted(parts, key=lambda part: part.settings.first)
     first = parts[0]
     whole = replace(first.settings, trials=sum(part.settings.trials for part in parts))
-    expected = first.settings.first
+    expected = whole.first
     for part in parts:
         settings = part.settings
         same = replace(settings, first=whole.first, trials=whole.trials) == whole
@@ -234,7 +227,7 @@ def _array(value: Any) -> np.ndarray:
 
 
 def _words(value: Any) -> str:
-    return ", ".join(f"{item:g}" for item in value) if isinstance(value, tuple) else f"{value:g}"
+    return ", ".join(f"{item:g}" for item in (value if isinstance(value, tuple) else (value,)))
 
 
 def _lists(value: Any) -> Any:

@@ -16,20 +16,18 @@ as in the authors' code: one yardstick for all lines of a panel.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from mirrorhead.lab.experiments.convergence import lengths_needed, repeated
-from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
-from mirrorhead.lab.plots import Figure, legend_below, mean_band, panels
+from mirrorhead.lab.experiments.convergence import PathSettings, joined, lengths_needed, repeated
+from mirrorhead.lab.experiments.experiment import Experiment, Result
+from mirrorhead.lab.plots import Figure, divergence_panels, legend_below, mean_band
 from mirrorhead.lab.verdicts import Verdict, judge, listed
 from mirrorhead.margin import attention_svm
-from mirrorhead.paths.descent import Path, descend, direction_divergence, recorded_steps
+from mirrorhead.paths.descent import Path, descend, direction_divergence
 from mirrorhead.synthetic import random_problem, random_weights
 from mirrorhead.tokens import globally_optimal_tokens, locally_optimal
 
@@ -38,20 +36,18 @@ ELSEWHERE = 1_000_000  # seeds of the authors' starts: apart from all others, an
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(TrialSettings):
-    """p: exponents of the paths and of the problems; steps: of each path; lr; scale: the
-    standard deviation of W(0); tol: the certified gap of the max-margin solutions; patience: a
-    fair path whose tokens are not locally optimal may become this many times longer."""
+class Settings(PathSettings):
+    """p: also of the problems; scale: the standard deviation of W(0); tol: the certified gap of
+    the max-margin solutions; patience: a fair path whose tokens are not locally optimal may
+    become this many times longer."""
 
-    p: tuple[float, ...] = (1.75, 2.0, 3.0)
-    steps: tuple[int, ...] = (1500, 2000, 20_000)
     lr: float = 0.1
     scale: float = 1.0
     tol: float = 1e-12
     patience: int = 32
 
 
-def run(settings: Settings) -> dict[str, Tensor]:
+def run(settings: Settings) -> dict[str, torch.Tensor]:
     """For each path q "fair q" and "authors q", (trials, SVMs, records), and "zero q",
     (trials, records); limits: the divergence of each path's own solution to those of the other
     p for the same tokens, fair, (trials, paths, SVMs); tokens (trials, protocols, paths, n);
@@ -72,35 +68,28 @@ def run(settings: Settings) -> dict[str, Tensor]:
         for p in settings.p
     }
 
-    def divergence(path: Path, p: float, tokens_of: float, protocol: int) -> Tensor:
+    def divergence(path: Path, p: float, tokens_of: float, protocol: int) -> torch.Tensor:
         target = solved[tokens_of, p][protocol]
         return direction_divergence(path.p, target, path.W[:, protocol], 2).T  # (trials, records)
 
-    arrays: dict[str, Tensor] = {}
+    best, rows = globally_optimal_tokens(problem), []
     for path in paths:
         q = path.p
-        fair = [divergence(path, p, q, FAIR) for p in settings.p]
-        authors = [divergence(path, p, p, AUTHORS) for p in settings.p]
-        arrays[f"fair {q:g}"] = torch.stack(fair, 1)
-        arrays[f"authors {q:g}"] = torch.stack(authors, 1)
-        arrays[f"zero {q:g}"] = divergence(path, q, q, ZERO)
-    tokens = torch.stack([path.tokens for path in paths])  # (paths, 3, trials, n)
-    local = torch.stack([locally_optimal(thrice, path.tokens, path.p).optimal for path in paths])
-    alone = [replace(x, problem=problem, W=x.W[:, FAIR], tokens=x.tokens[FAIR]) for x in paths]
-    needed = torch.stack([lengths_needed(path, settings.patience) for path in alone])
-    best = (tokens == globally_optimal_tokens(problem)).all(-1)
-    limits = [
-        torch.stack([direction_divergence(q, solved[q, p], solved[q, q], 2) for p in settings.p])
-        for q in settings.p
-    ]
-    return {
-        **arrays,
-        "limits": torch.stack(limits)[:, :, FAIR].permute(2, 0, 1),
-        "tokens": tokens.permute(2, 1, 0, 3),
-        "local": local.permute(2, 1, 0),
-        "needed": needed.T,
-        "global": best.permute(2, 1, 0),
-    }
+        alone = replace(path, problem=problem, W=path.W[:, FAIR], tokens=path.tokens[FAIR])
+        limits = [direction_divergence(q, solved[q, p], solved[q, q], 2) for p in settings.p]
+        row = {
+            "fair": torch.stack([divergence(path, p, q, FAIR) for p in settings.p], 1),
+            "authors": torch.stack([divergence(path, p, p, AUTHORS) for p in settings.p], 1),
+            "zero": divergence(path, q, q, ZERO),
+            "limits": torch.stack(limits, -1)[FAIR],
+            "tokens": path.tokens.transpose(0, 1),
+            "local": locally_optimal(thrice, path.tokens, q).optimal.T,
+            "needed": lengths_needed(alone, settings.patience),
+            "global": (path.tokens == best).all(-1).T,
+        }
+        rows.append(row)
+    found = joined(settings.p, rows, "fair", "authors", "zero")
+    return found | {name: found[name].transpose(1, 2) for name in ("tokens", "local", "global")}
 
 
 def verdict(result: Result[Settings]) -> Verdict:
@@ -112,12 +101,18 @@ def verdict(result: Result[Settings]) -> Verdict:
     """
     settings = result.settings
     same = np.eye(len(settings.p), dtype=bool)
-    fair, authors = (_means(result, name) for name in ("fair", "authors"))  # (paths, SVMs)
-    fall = fair[same] / _means(result, "fair", [steps / 10 for steps in settings.steps])[same]
+    # Mean divergences, (paths, SVMs): at the end, and at a tenth of the steps.
+    fair, authors = (
+        np.stack([divergence[..., -1].mean(0) for divergence in result.each(name)])
+        for name in ("fair", "authors")
+    )
+    tenths = zip(result.each("fair"), settings.tenths, strict=True)
+    early = np.stack([divergence[..., at].mean(0) for divergence, at in tenths])
+    fall = (fair / early)[same]
     limits = result["limits"].mean(0)[~same]
     own = bool((fair.argmin(1) == np.arange(len(fair))).all() and (fall <= 0.5).all())
     holds = own and bool((limits > 0).all() and (fair[~same] >= limits / 2).all())
-    zero = [result[f"zero {q:g}"][:, -1].mean() for q in settings.p]
+    zero = [divergence[:, -1].mean() for divergence in result.each("zero")]
     least, most = (f(fair[~same] / limits) for f in (np.min, np.max))
     ratio = authors[~same] / fair[~same]
     pairs = zip(settings.p, fair, strict=True)
@@ -143,29 +138,18 @@ def verdict(result: Result[Settings]) -> Verdict:
 def draw(result: Result[Settings]) -> Figure:
     """One panel for each path: mean divergence to each solution, fair and authors' (dashed)."""
     settings = result.settings
-    figure, axes = panels(len(settings.p), sharey=True)
-    for axis, q, steps in zip(axes, settings.p, settings.steps, strict=True):
-        x = sorted(recorded_steps(steps))
+    label = "divergence (mean, middle 80 %)"
+    figure, axes = divergence_panels(settings.p, "Path of p = {:g}", label)
+    lines = zip(axes, settings.records, result.each("fair"), result.each("authors"), strict=True)
+    for axis, x, fair, authors in lines:
         for column, p in enumerate(settings.p):
-            line = {"color": f"C{column}", "label": f"SVM of p = {p:g}"}
-            mean_band(axis, x, result[f"fair {q:g}"][:, column], **line)
-            line |= {"label": "_", "linestyle": "--", "linewidth": 1.2}
-            axis.plot(x, result[f"authors {q:g}"][:, column].mean(0), **line)
-        axis.set(xscale="log", yscale="log", xlabel="step", title=f"Path of p = {q:g}")
-        axis.set_xlim(left=min(10, steps / 10))
-    axes[0].set_ylabel("divergence (mean, middle 80 %)")
+            colour = f"C{column}"
+            mean_band(axis, x, fair[:, column], color=colour, label=f"SVM of p = {p:g}")
+            axis.plot(x, authors[:, column].mean(0), "--", color=colour, linewidth=1.2)
+        axis.set_xlim(left=min(10, x[-1] / 10))
     axes[0].plot([], [], "k--", linewidth=1.2, label="authors' protocol")
     legend_below(figure, axes[0], columns=4)
     return figure
-
-
-def _means(result: Result[Settings], name: str, steps: Sequence[float] = ()) -> np.ndarray:
-    """Mean divergence over trials at one step of each path, by default the last: (paths, SVMs)."""
-    settings, means = result.settings, []
-    for q, last, step in zip(settings.p, settings.steps, steps or settings.steps, strict=True):
-        at = np.searchsorted(sorted(recorded_steps(last)), step)
-        means.append(result[f"{name} {q:g}"][..., at].mean(0))
-    return np.stack(means)
 
 
 def _differ(result: Result[Settings], protocol: int) -> float:
@@ -176,18 +160,12 @@ def _differ(result: Result[Settings], protocol: int) -> float:
 
 
 EXPERIMENT = Experiment(
-    name="figure-4",
     title="Figure 4: each path tends to its own max-margin solution",
-    claim=(
-        "Mirror descent in the $q$-norm turns the attention weights to the direction that "
-        "separates the selected tokens with the largest margin in the same norm, $p = q$, "
-        "and to that of no other $p$."
-    ),
-    equation=(
-        r"D_{\psi_q}\!\left( \frac{W^{(p)}_{\mathrm{mm}}}{\lVert W^{(p)}_{\mathrm{mm}} "
-        r"\rVert_q},\, \frac{W(k)}{\lVert W(k) \rVert_q} \right) \to 0 \quad \text{only for } "
-        r"p = q"
-    ),
+    claim="Mirror descent in the $q$-norm turns the attention weights to the direction that "
+    "separates the selected tokens with the largest margin in the same norm, $p = q$, and to that "
+    "of no other $p$.",
+    equation=r"D_{\psi_q}\!\left( \frac{W^{(p)}_{\mathrm{mm}}}{\lVert W^{(p)}_{\mathrm{mm}} "
+    r"\rVert_q},\, \frac{W(k)}{\lVert W(k) \rVert_q} \right) \to 0 \quad \text{only for } p = q",
     quick=Settings(trials=40),
     full=Settings(trials=100),
     run=run,

@@ -11,21 +11,19 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
+from mirrorhead import attention_svm, descend
+from mirrorhead.lab.experiments.convergence import PathSettings
+from mirrorhead.lab.experiments.experiment import Experiment, Result
 from mirrorhead.lab.plots import Figure, panels
-from mirrorhead.lab.verdicts import Verdict, judge
-from mirrorhead.margin import attention_svm
-from mirrorhead.paths.descent import descend, recorded_steps
+from mirrorhead.lab.verdicts import Verdict, judge, of_each
+from mirrorhead.paths.descent import recorded_steps
 from mirrorhead.synthetic import random_problem, random_weights
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(TrialSettings):
-    """p: exponents; steps: of each path; lr; scale: the standard deviation of W(0); tol: the
-    certified gap of the max-margin solutions."""
+class Settings(PathSettings):
+    """scale: the standard deviation of W(0); tol: the certified gap of the solutions."""
 
-    p: tuple[float, ...] = (1.75, 2.0, 3.0)
-    steps: tuple[int, ...] = (1500, 2000, 20_000)
     lr: float = 0.1
     scale: float = 1.0
     tol: float = 1e-12
@@ -38,12 +36,11 @@ def run(settings: Settings) -> dict[str, Tensor]:
     init = random_weights(problem, settings.scale, settings.first)
     paths, solutions = [], []
     for p, steps in zip(settings.p, settings.steps, strict=True):
-        record = _records(steps)
+        record = sorted(recorded_steps(steps) | {0})
         path = descend(problem, p, steps, settings.lr, init=init, record=record, progress=False)
         paths.append(path)
         solutions.append(attention_svm(problem.X, problem.z, path.tokens, p, settings.tol).W)
-    middle = solutions[settings.p.index(2.0)].flatten(-2)
-    entries = middle.abs().topk(2).indices  # (trials, 2)
+    entries = solutions[settings.p.index(2.0)].flatten(-2).abs().topk(2).indices  # (trials, 2)
     arrays = {"entries": entries}
     for path, W in zip(paths, solutions, strict=True):
         at = entries.expand(len(path.W), *entries.shape)
@@ -55,28 +52,32 @@ def run(settings: Settings) -> dict[str, Tensor]:
 def verdict(result: Result[Settings]) -> Verdict:
     """The angle between the two entries of W and those of the solution, at the start and at the
     end: the claim holds if it ends below 5 degrees in the median and below 15 in nine of ten."""
-    settings = result.settings
-    angles = [_angles(result, p) for p in settings.p]  # each (trials, records)
+    angles = []  # each (trials, records), in degrees
+    for pair in zip(result.each("path"), result.each("ray"), strict=True):
+        path, ray = (entries[..., 0] + 1j * entries[..., 1] for entries in pair)
+        angles.append(np.abs(np.degrees(np.angle(path * ray.conj()[:, None]))))
     start, end, most = (
         np.array([np.quantile(angle[:, k], share) for angle in angles])
         for k, share in ((0, 0.5), (-1, 0.5), (-1, 0.9))
     )
     words = [
-        f"p = {p:g}: {a:.0f} to {b:.2g} degrees (nine of ten below {c:.2g})"
-        for p, a, b, c in zip(settings.p, start, end, most, strict=True)
+        f"{a:.0f} to {b:.2g} degrees (nine of ten below {c:.2g})"
+        for a, b, c in zip(start, end, most, strict=True)
     ]
-    measured = f"median angle to the solution, from start to end: {'; '.join(words)}"
-    return judge(measured, bool((end < 5).all() and (most < 15).all()))
+    return judge(
+        f"median angle to the solution, from start to end: {of_each(result.settings.p, words)}",
+        bool((end < 5).all() and (most < 15).all()),
+    )
 
 
 def draw(result: Result[Settings]) -> Figure:
     """The first trial: one panel for each p, with the path and the ray of the solution."""
-    settings = result.settings
-    figure, axes = panels(len(settings.p))
+    exponents = result.settings.p
+    figure, axes = panels(len(exponents))
     size = random_problem(1).X.shape[-1]
     names = [f"W[{k // size + 1}, {k % size + 1}]" for k in result["entries"][0].tolist()]
-    for axis, p in zip(axes, settings.p, strict=True):
-        path, ray = result[f"path {p:g}"][0], result[f"ray {p:g}"][0]
+    lines = zip(axes, exponents, result.each("path"), result.each("ray"), strict=True)
+    for axis, p, (path, *_), (ray, *_) in lines:
         far = np.abs(path).max() / np.abs(ray).max()
         axis.plot(*zip((0, 0), far * ray, strict=True), "--", color="C1", label="lp-AttSVM")
         axis.plot(*path.T, color="C0", label="path")
@@ -88,25 +89,11 @@ def draw(result: Result[Settings]) -> Figure:
     return figure
 
 
-def _records(steps: int) -> list[int]:
-    return sorted(recorded_steps(steps) | {0})
-
-
-def _angles(result: Result[Settings], p: float) -> np.ndarray:
-    """Between the two entries of W(k) and those of the solution, in degrees: (trials, records)."""
-    pairs = (result[f"{name} {p:g}"] for name in ("path", "ray"))
-    path, ray = (pair[..., 0] + 1j * pair[..., 1] for pair in pairs)  # points of the plane
-    return np.abs(np.degrees(np.angle(path * ray.conj()[:, None])))
-
-
 EXPERIMENT = Experiment(
-    name="figure-5",
     title="Figure 5: two entries of W along the path",
-    claim=(
-        "Any two entries of the attention weights move, in the end, along the straight line "
-        "that the max-margin solution has in them."
-    ),
-    equation=(r"\frac{W_{ab}(k)}{W_{cd}(k)} \to \frac{W_{\mathrm{mm},ab}}{W_{\mathrm{mm},cd}}"),
+    claim="Any two entries of the attention weights move, in the end, along the straight line "
+    "that the max-margin solution has in them.",
+    equation=r"\frac{W_{ab}(k)}{W_{cd}(k)} \to \frac{W_{\mathrm{mm},ab}}{W_{\mathrm{mm},cd}}",
     quick=Settings(trials=20),
     full=Settings(trials=100),
     run=run,

@@ -70,11 +70,13 @@ def execute(runs: Sequence[Run], out: Path, backend: Backend, console: Console) 
     """
     for run in runs:
         storage.claim(out, run.experiment, run.settings)
+    there = out.resolve()
+    work = Work(compute, partial(_compute_and_save, there), partial(_find, there))
     by_name = {run.experiment.name: run for run in runs}
     totals = {name: run.settings.trials for name, run in by_name.items()}
     with interrupts() as interrupted, ProgressBars(totals, "trials", console) as bars:
         tasks = [task for run in runs for task in _missing(run, out, bars)]
-        for task, outcome in backend(_work(out), tasks) if tasks else ():
+        for task, outcome in backend(work, tasks) if tasks else ():
             if interrupted():
                 raise KeyboardInterrupt
             run = by_name[task.name]
@@ -98,11 +100,11 @@ def _missing(run: Run, out: Path, bars: ProgressBars) -> list[Task]:
     """Take the chunks that are stored, and return tasks for the others."""
     experiment, tasks = run.experiment, []
     for settings in split(run.settings, experiment.chunk):
+        found = None
         try:
             found = storage.load(out, experiment, settings)
         except storage.DamagedResult as error:
             bars.say(f"computing again: {error}")
-            found = None
         if found is None:
             tasks.append(Task(experiment.name, experiment.module, settings))
         else:
@@ -116,12 +118,6 @@ def _count(run: Run, part: Result[Any], bars: ProgressBars) -> None:
     bars.advance(name, part.settings.trials, note)
     if not bars.console.is_terminal and bars.done[name] == trials:
         bars.say(f"{name}: {trials} trial{'s' * (trials > 1)}, {note}")
-
-
-def _work(out: Path) -> Work[Task, Result[Any]]:
-    """Compute chunks; where nobody waits for them, they are stored in out."""
-    out = out.resolve()
-    return Work(compute, partial(_compute_and_save, out), partial(_find, out))
 
 
 def _compute_and_save(out: Path, task: Task) -> None:

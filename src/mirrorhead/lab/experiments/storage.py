@@ -155,8 +155,7 @@ def _read_run(path: Path) -> dict[str, Any]:
 
 def _differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """Say in words how a folder's description differs from the one that is wanted."""
-    words = {"format": "the format", "experiment": "the experiment"}
-    pairs = [(word, found.get(key), wanted[key]) for key, word in words.items()]
+    pairs = [(f"the {key}", found.get(key), wanted[key]) for key in ("format", "experiment")]
     there, here = found["settings"], wanted["settings"]
     names = [name for name in {**there, **here} if name not in ("trials", "first")]
     pairs += [(name, there.get(name), here.get(name)) for name in names]

@@ -12,17 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from mirrorhead.lab.experiments.convergence import stacked
+from mirrorhead import attention_svm, globally_optimal_tokens, regularization_path
+from mirrorhead.lab.experiments.convergence import joined
 from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
-from mirrorhead.lab.plots import COLOURS, GREY, Figure, median_band, panels
+from mirrorhead.lab.plots import GREY, Figure, median_band, panels
 from mirrorhead.lab.verdicts import Verdict, judge, listed, of_each
-from mirrorhead.margin import attention_svm
 from mirrorhead.paths.diagnostics import fitted_slope
-from mirrorhead.paths.regularization import regularization_path
 from mirrorhead.synthetic import random_problem
-from mirrorhead.tokens import globally_optimal_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +31,7 @@ class Settings(TrialSettings):
     starts: int = 8
 
 
-def run(settings: Settings) -> dict[str, Tensor]:
+def run(settings: Settings) -> dict[str, torch.Tensor]:
     """All (trials, exponents, radii): divergence to the max-margin solution of the best tokens;
     right: whether attention prefers those tokens; optima: how many different ends the starts
     came to; spread: of their log(L - L*)."""
@@ -52,21 +49,23 @@ def run(settings: Settings) -> dict[str, Tensor]:
             "spread": path.spread,
         }
         rows.append({name: value.T for name, value in row.items()})
-    return stacked(rows, 1)
+    return joined(settings.p, rows)
 
 
 def verdict(result: Result[Settings]) -> Verdict:
     """It holds if the last radii have the right tokens and a divergence that falls like a power."""
-    settings, divergence = result.settings, result["divergence"]
-    slope = _slopes(result)
+    settings = result.settings
+    divergence = torch.tensor(result["divergence"]).movedim(-1, 0)  # (radii, trials, exponents)
+    radii = torch.tensor(settings.radii, dtype=torch.float64).reshape(-1, 1, 1)
+    slope = np.median(fitted_slope(radii.expand_as(divergence), divergence), 0)
     right = result["right"][..., -1].sum(0)
-    words = [listed(row, ".1e") for row in np.median(divergence, 0)]
-    holds = (right >= 0.95 * settings.trials) & (np.median(slope, 0) < -1)
+    words = [listed(row, ".1e") for row in np.median(result["divergence"], 0)]
+    holds = (right >= 0.95 * settings.trials) & (slope < -1)
     optima, spread = result["optima"][..., -1], np.median(result["spread"][..., -1])
     return judge(
         f"median D at R / ||W_mm|| = {listed(settings.radii, 'g')}: {of_each(settings.p, words)}. "
-        f"Slopes over the last decade {listed(np.median(slope, 0), '.2f')}; the best tokens at the "
-        f"last radius in {listed(right, 'd')} of {settings.trials} trials",
+        f"Slopes over the last decade {listed(slope, '.2f')}; the best tokens at the last radius "
+        f"in {listed(right, 'd')} of {settings.trials} trials",
         bool(holds.all()),
         f"There are many local minima: {settings.starts} starts end at {optima.mean():.1f} "
         f"different ones on average at the largest radius, the best and the worst {spread:.0f} "
@@ -79,8 +78,8 @@ def draw(result: Result[Settings]) -> Figure:
     """The divergence against the radius; at how many different minima the starts end."""
     settings = result.settings
     figure, (left, right) = panels(2)
-    for k, (p, colour) in enumerate(zip(settings.p, COLOURS, strict=False)):
-        line = {"color": colour, "label": f"p = {p:g}", "marker": "o", "markersize": 4}
+    for k, p in enumerate(settings.p):
+        line = {"label": f"p = {p:g}", "marker": "o", "markersize": 4}
         median_band(left, settings.radii, result["divergence"][:, k], **line)
         right.plot(settings.radii, result["optima"][:, k].mean(0), **line)
     radii = np.array(settings.radii[-2:])
@@ -94,24 +93,12 @@ def draw(result: Result[Settings]) -> Figure:
     return figure
 
 
-def _slopes(result: Result[Settings]) -> np.ndarray:
-    """Of log D against log R over the last decade of radii, (trials, exponents)."""
-    divergence = torch.tensor(result["divergence"]).movedim(-1, 0)
-    radii = torch.tensor(result.settings.radii, dtype=torch.float64).reshape(-1, 1, 1)
-    return fitted_slope(radii.expand_as(divergence), divergence).numpy()
-
-
 EXPERIMENT = Experiment(
-    name="theorem-1",
     title="Theorem 1: the regularization path",
-    claim=(
-        "The weights of norm $R$ that have the smallest loss turn, as $R$ grows, to the max- "
-        "margin direction of the tokens with the highest scores."
-    ),
-    equation=(
-        r"W(R) = \mathrm{argmin}_{\lVert W \rVert_p \leq R} L(W), \qquad \frac{W(R)}{R} \to "
-        r"\frac{W_{\mathrm{mm}}}{\lVert W_{\mathrm{mm}} \rVert_p} \text{ as } R \to \infty"
-    ),
+    claim="The weights of norm $R$ that have the smallest loss turn, as $R$ grows, to the max- "
+    "margin direction of the tokens with the highest scores.",
+    equation=r"W(R) = \mathrm{argmin}_{\lVert W \rVert_p \leq R} L(W), \qquad \frac{W(R)}{R} \to "
+    r"\frac{W_{\mathrm{mm}}}{\lVert W_{\mathrm{mm}} \rVert_p} \text{ as } R \to \infty",
     quick=Settings(trials=10, p=(1.75, 2.0, 3.0), starts=4),
     full=Settings(trials=100),
     run=run,

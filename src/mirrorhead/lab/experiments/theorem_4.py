@@ -16,16 +16,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from mirrorhead import PNorm, descend, locally_optimal
+from mirrorhead.lab.experiments.convergence import joined
 from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
 from mirrorhead.lab.plots import COLOURS, GREY, NORM, Figure, median_band, panels
 from mirrorhead.lab.verdicts import Verdict, judge, listed
-from mirrorhead.paths.descent import descend
 from mirrorhead.paths.diagnostics import fitted_slope, observed_rate, theorem_rate
-from mirrorhead.potentials import PNorm
 from mirrorhead.synthetic import random_problem
-from mirrorhead.tokens import locally_optimal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,24 +37,22 @@ class Settings(TrialSettings):
     tol: float = 1e-12
 
 
-def run(settings: Settings) -> dict[str, Tensor]:
+def run(settings: Settings) -> dict[str, torch.Tensor]:
     """For each p "norm p" (over ||W_mm||) and "divergence p", (trials, records). slope: of log D
     against log ||W|| over the last decade, excess: the same of D / b, local: whether the tokens
     are locally optimal, (trials, exponents)."""
     problem = random_problem(settings.trials, first=settings.first)
-    arrays, slopes, excesses, local = {}, [], [], []
+    rows = []
     for p, steps, lr in zip(settings.p, settings.steps, settings.lr, strict=True):
         path = descend(problem, p, steps, lr, progress=False)
         found = locally_optimal(problem, path.tokens, p, settings.tol)
         norm = PNorm(p).norm(path.W, (-2, -1)) / found.solution.norm  # (records, trials)
         divergence = path.divergence_to(found.solution)
-        ratio = divergence / _bound(norm, p)
-        slopes.append(fitted_slope(norm, divergence).where(found.optimal, torch.nan))
-        excesses.append(fitted_slope(norm, ratio).where(found.optimal, torch.nan))
-        local.append(found.optimal)
-        arrays |= {f"norm {p:g}": norm.T, f"divergence {p:g}": divergence.T}
-    stacked = {"slope": slopes, "excess": excesses, "local": local}
-    return arrays | {name: torch.stack(parts, 1) for name, parts in stacked.items()}
+        slope = fitted_slope(norm, divergence).where(found.optimal, torch.nan)
+        excess = fitted_slope(norm, divergence / _bound(norm, p)).where(found.optimal, torch.nan)
+        row = {"norm": norm.T, "divergence": divergence.T}
+        rows.append(row | {"slope": slope, "excess": excess, "local": found.optimal})
+    return joined(settings.p, rows, "norm", "divergence")
 
 
 def verdict(result: Result[Settings]) -> Verdict:
@@ -66,16 +62,15 @@ def verdict(result: Result[Settings]) -> Verdict:
     median = np.nanmedian(result["slope"], 0)
     seen = np.array([observed_rate(p) for p in exponents])
     near = [p for p, yes in zip(exponents, np.abs(median - seen) < 0.25, strict=True) if yes]
-    remark = (
-        f"What is seen is about the square of the bound, D ~ ||W||^(-2 min(1, p-1)), that is "
-        f"{listed(seen, 'g')} (within 0.25 for p = {listed(near, 'g')})."
-    )
     return judge(
         f"p = {listed(exponents, 'g')}: median slope of log D against log ||W|| "
         f"{listed(median, '.2f')}, the theorem's {listed(map(theorem_rate, exponents), 'g')}; D "
         f"over the bound falls in {below.sum()} of {local.sum()} paths to locally optimal tokens",
         bool(local.any(0).all() and (below >= 0.95 * local).all()),
-        remark if near else "",
+        f"What is seen is about the square of the bound, D ~ ||W||^(-2 min(1, p-1)), that is "
+        f"{listed(seen, 'g')} (within 0.25 for p = {listed(near, 'g')})."
+        if near
+        else "",
     )
 
 
@@ -83,41 +78,35 @@ def draw(result: Result[Settings]) -> Figure:
     """D against the norm for each p; the slopes against p with the theorem's and its square."""
     exponents = result.settings.p
     figure, (left, right) = panels(2)
-    for p, colour in zip(exponents, COLOURS, strict=False):
-        local = result["local"][:, exponents.index(p)]
-        norm, divergence = (result[f"{name} {p:g}"][local] for name in ("norm", "divergence"))
-        median_band(left, norm, divergence, color=colour, label=f"p = {p:g}")
-    left.set(xscale="log", yscale="log", xlabel=NORM, ylabel="divergence D")
-    left.set_xlim(left=1)
-    left.legend(fontsize="small")
     grid = np.linspace(min(exponents), max(exponents), 200)
     right.plot(grid, [theorem_rate(p) for p in grid], "--", color=GREY, label="Theorem 4")
     right.plot(grid, [observed_rate(p) for p in grid], color=GREY, label="its square")
     for k, (p, colour) in enumerate(zip(exponents, COLOURS, strict=False)):
-        slopes = result["slope"][:, k]
-        low, middle, high = np.nanquantile(slopes, (0.1, 0.5, 0.9))
+        local = result["local"][:, k]
+        norm, divergence = (result[f"{name} {p:g}"][local] for name in ("norm", "divergence"))
+        median_band(left, norm, divergence, color=colour, label=f"p = {p:g}")
+        low, middle, high = np.nanquantile(result["slope"][:, k], (0.1, 0.5, 0.9))
         right.plot((p, p), (low, high), color=colour, linewidth=2)
         right.plot(p, middle, "o", color=colour)
+    left.set(xscale="log", yscale="log", xlabel=NORM, ylabel="divergence D")
+    left.set_xlim(left=1)
     right.set(xlabel="exponent p", ylabel="slope of log D against log $||W||$")
-    right.legend(fontsize="small")
+    for axis in (left, right):
+        axis.legend(fontsize="small")
     return figure
 
 
-def _bound(norm: Tensor, p: float) -> Tensor:
+def _bound(norm: torch.Tensor, p: float) -> torch.Tensor:
     """b(N) with N in place of log k, NaN for N <= 1 where its logarithm has no sense."""
     log = norm.log().where(norm > 1, torch.nan)
     return log ** (2 if p == 2 else 1) / norm ** min(1.0, p - 1)
 
 
 EXPERIMENT = Experiment(
-    name="theorem-4",
     title="Theorem 4: the rate of convergence",
-    claim=(
-        "After $k$ constant steps, the divergence between the direction of the weights and "
-        "the max-margin direction is at most of this order. (At $p = 2$ the numerator is "
-        "squared.)"
-    ),
-    equation=(r"D = O\!\left( \frac{\log \log k}{(\log k)^{\min(1,\, p - 1)}} \right)"),
+    claim="After $k$ constant steps, the divergence between the direction of the weights and the "
+    "max-margin direction is at most of this order. (At $p = 2$ the numerator is squared.)",
+    equation=r"D = O\!\left( \frac{\log \log k}{(\log k)^{\min(1,\, p - 1)}} \right)",
     quick=Settings(trials=10, steps=(2000, 4000, 4000, 6000, 6000, 20_000)),
     full=Settings(trials=100),
     run=run,

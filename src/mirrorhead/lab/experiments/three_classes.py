@@ -12,73 +12,59 @@ which is checked exactly here, sample by sample, and compared with what the path
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
-from torch import Tensor
 
-from mirrorhead.lab.experiments.convergence import at_a_tenth
-from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
-from mirrorhead.lab.plots import COLOURS, Figure, median_band, panels
+from mirrorhead import AttentionProblem, attention_svm, descend
+from mirrorhead.lab.experiments.convergence import OpenQuestionSettings as Settings
+from mirrorhead.lab.experiments.convergence import joined
+from mirrorhead.lab.experiments.experiment import Experiment, Result
+from mirrorhead.lab.plots import Figure, median_band, panels
 from mirrorhead.lab.verdicts import Verdict, judge, listed
-from mirrorhead.margin import attention_svm
-from mirrorhead.paths.descent import descend, recorded_steps
-from mirrorhead.problem import AttentionProblem
 from mirrorhead.synthetic import random_problem
 
 ONE_HOT = 0.999  # the least mass of a selected token
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings(TrialSettings):
-    """p: exponents; steps and lr of each path; tol: the certified gap of the solutions."""
-
-    p: tuple[float, ...] = (1.75, 2.0, 3.0)
-    steps: tuple[int, ...] = (3000, 6000, 6000)
-    lr: tuple[float, ...] = (0.1, 0.1, 10.0)
-    tol: float = 1e-12
-
-
-def run(settings: Settings) -> dict[str, Tensor]:
+def run(settings: Settings) -> dict[str, torch.Tensor]:
     """For each p "divergence p" to the AttSVM of the selected tokens, (trials, records). mass:
     the attention on the selected token, (trials, exponents, n); local: whether no support token
     is a direction of descent from it, as in Definition 3, (trials, exponents); pure: whether a
     single token is best of all mixtures, (trials, n)."""
     problem = random_problem(settings.trials, first=settings.first, classes=3)
     change = _change(problem)
-    arrays: dict[str, Tensor] = {}
-    mass, local = [], []
+    rows = []
     for p, steps, lr in zip(settings.p, settings.steps, settings.lr, strict=True):
         path = descend(problem, p, steps, lr, progress=False)
         solution = attention_svm(problem.X, problem.z, path.tokens, p, settings.tol)
-        arrays[f"divergence {p:g}"] = path.divergence_to(solution).T
-        mass.append(problem.attention(path.W[-1]).amax(-1))
         chosen = path.tokens[..., None, None]
         descends = change.take_along_dim(chosen, -2).squeeze(-2) <= 0  # (trials, n, tau)
-        local.append(~(descends & solution.support).any(-1).any(-1))
-    arrays |= {"mass": torch.stack(mass, 1), "local": torch.stack(local, 1)}
-    return arrays | {"pure": (change.amin(-1) >= -1e-12).any(-1)}
+        row = {
+            "divergence": path.divergence_to(solution).T,
+            "mass": problem.attention(path.W[-1]).amax(-1),
+            "local": ~(descends & solution.support).any(-1).any(-1),
+        }
+        rows.append(row)
+    pure = (change.amin(-1) >= -1e-12).any(-1)
+    return {**joined(settings.p, rows, "divergence"), "pure": pure}
 
 
 def verdict(result: Result[Settings]) -> Verdict:
     """It would hold if nearly all trials became one-hot and converged."""
     settings = result.settings
-    one_hot = _one_hot(result)  # (trials, exponents)
+    one_hot = result["mass"].min(-1) > ONE_HOT  # in every sample, (trials, exponents)
     good, bad, converge = [], [], []
-    for k, (p, steps) in enumerate(zip(settings.p, settings.steps, strict=True)):
-        chosen, divergence = one_hot[:, k], result[f"divergence {p:g}"]
-        end, before = divergence[:, -1], divergence[:, at_a_tenth(steps)]
+    paths = zip(result.each("divergence"), settings.tenths, one_hot.T, strict=True)
+    for divergence, tenth, chosen in paths:
+        end = divergence[:, -1]
         if chosen.any():
             good.append(np.median(end[chosen]))
-            fell = (end < before / 2)[chosen].mean()
+            fell = (end < divergence[:, tenth] / 2)[chosen].mean()
             converge.append(good[-1] < 0.01 and fell >= 0.9)
         if not chosen.all():
             bad.append(np.median(end[~chosen]))
-    measured = (
-        f"p = {listed(settings.p, 'g')}: {listed(one_hot.sum(0), 'd')} of {settings.trials} trials "
-        f"become one-hot"
-    )
+    exponents, counts = listed(settings.p, "g"), listed(one_hot.sum(0), "d")
+    measured = f"p = {exponents}: {counts} of {settings.trials} trials become one-hot"
     if good:
         measured += f", with a median D of {listed(good, '.1e')}"
     if bad:
@@ -102,24 +88,19 @@ def draw(result: Result[Settings]) -> Figure:
     """The divergence along the path of each kind of trial; the least mass of each trial."""
     settings = result.settings
     at = settings.p.index(2.0) if 2.0 in settings.p else 0
-    p, steps = settings.p[at], settings.steps[at]
-    one_hot = _one_hot(result)
+    one_hot, divergence = result["mass"][:, at].min(-1) > ONE_HOT, result.each("divergence")[at]
     figure, (left, right) = panels(2)
-    x = sorted(recorded_steps(steps))
-    for kind, colour, label in (
-        (one_hot[:, at], COLOURS[0], "became one-hot"),
-        (~one_hot[:, at], COLOURS[1], "did not"),
-    ):
+    for kind, colour, label in ((one_hot, "C0", "became one-hot"), (~one_hot, "C1", "did not")):
         if kind.any():
-            values = result[f"divergence {p:g}"][kind]
-            median_band(left, x, values, color=colour, label=f"{label} ({kind.sum()})")
+            line = {"color": colour, "label": f"{label} ({kind.sum()})"}
+            median_band(left, settings.records[at], divergence[kind], **line)
     left.set(xscale="log", yscale="log", xlabel="step", ylabel="divergence to the AttSVM")
-    left.set_title(f"p = {p:g}")
+    left.set_title(f"p = {settings.p[at]:g}")
     left.legend()
     share = (np.arange(settings.trials) + 0.5) / settings.trials
-    for k, (q, colour) in enumerate(zip(settings.p, COLOURS[2:], strict=False)):
+    for k, p in enumerate(settings.p):
         least = np.sort(result["mass"][:, k].min(-1))
-        right.plot(share, least, color=colour, label=f"p = {q:g}")
+        right.plot(share, least, color=f"C{k + 2}", label=f"p = {p:g}")
     right.set(xlabel="trials, sorted", ylabel="least attention on a selected token")
     right.set_title("at the end")
     right.xaxis.set_major_formatter("{x:.0%}")
@@ -127,12 +108,7 @@ def draw(result: Result[Settings]) -> Figure:
     return figure
 
 
-def _one_hot(result: Result[Settings]) -> np.ndarray:
-    """Which trials attend to one token in every sample, (trials, exponents)."""
-    return result["mass"].min(-1) > ONE_HOT
-
-
-def _change(problem: AttentionProblem) -> Tensor:
+def _change(problem: AttentionProblem) -> torch.Tensor:
     """(softmax(f_t) - e_y)' (f_tau - f_t), (trials, n, t, tau): the slope from t towards tau."""
     outputs = torch.einsum("kntd,kcd->kntc", problem.X, problem.v)
     true = torch.nn.functional.one_hot(problem.y.long(), outputs.shape[-1])
@@ -141,17 +117,11 @@ def _change(problem: AttentionProblem) -> Tensor:
 
 
 EXPERIMENT = Experiment(
-    name="three-classes",
     title="Three classes (open question)",
-    claim=(
-        "Left open by the paper: with three classes, too, attention comes to rest on one "
-        "token of each sample, and the weights converge to the max-margin solution of these "
-        "tokens."
-    ),
-    equation=(
-        r"f = V^\top X^\top \mathrm{softmax}(X W z) \in \mathbb{R}^3, \qquad \max_t "
-        r"\mathrm{softmax}(X W(k) z)_t \to 1"
-    ),
+    claim="Left open by the paper: with three classes, too, attention comes to rest on one token "
+    "of each sample, and the weights converge to the max-margin solution of these tokens.",
+    equation=r"f = V^\top X^\top \mathrm{softmax}(X W z) \in \mathbb{R}^3, \qquad \max_t "
+    r"\mathrm{softmax}(X W(k) z)_t \to 1",
     quick=Settings(trials=16, steps=(1500, 2000, 2000)),
     full=Settings(trials=100),
     run=run,

@@ -8,30 +8,17 @@ the pair of max-margin solutions, and with it each head to its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
-import torch
 from torch import Tensor
 
-from mirrorhead.lab.experiments.convergence import at_a_tenth
-from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
-from mirrorhead.lab.plots import COLOURS, Figure, divergence_panels, legend_below, median_band
+from mirrorhead import AttentionProblem, descend, locally_optimal
+from mirrorhead.lab.experiments.convergence import OpenQuestionSettings as Settings
+from mirrorhead.lab.experiments.convergence import joined
+from mirrorhead.lab.experiments.experiment import Experiment, Result
+from mirrorhead.lab.plots import Figure, divergence_panels, legend_below, median_band
 from mirrorhead.lab.verdicts import Verdict, judge, listed
-from mirrorhead.paths.descent import descend, direction_divergence, recorded_steps
-from mirrorhead.problem import AttentionProblem
+from mirrorhead.paths.descent import direction_divergence
 from mirrorhead.synthetic import random_problem
-from mirrorhead.tokens import locally_optimal
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings(TrialSettings):
-    """p: exponents; steps and lr of each path; tol: the certified gap of the solutions."""
-
-    p: tuple[float, ...] = (1.75, 2.0, 3.0)
-    steps: tuple[int, ...] = (3000, 6000, 6000)
-    lr: tuple[float, ...] = (0.1, 0.1, 10.0)
-    tol: float = 1e-12
 
 
 def run(settings: Settings) -> dict[str, Tensor]:
@@ -46,30 +33,29 @@ def run(settings: Settings) -> dict[str, Tensor]:
         for part in (problem.X, problem.z, problem.y)
     )
     each = AttentionProblem(X, z, y, problem.v)
-    arrays: dict[str, Tensor] = {}
-    tokens, local = [], []
+    rows = []
     for p, steps, lr in zip(settings.p, settings.steps, settings.lr, strict=True):
         path = descend(problem, p, steps, lr, progress=False)
         found = locally_optimal(each, path.tokens, p, settings.tol)
-        tokens.append(path.tokens)
-        local.append(found.optimal)
-        pair = direction_divergence(p, found.solution.W, path.W, 3)
-        arrays[f"heads {p:g}"] = path.divergence_to(found.solution).transpose(0, 1)
-        arrays[f"pair {p:g}"] = pair.T
-    return arrays | {"tokens": torch.stack(tokens, 1), "local": torch.stack(local, 1)}
+        row = {
+            "heads": path.divergence_to(found.solution).transpose(0, 1),
+            "pair": direction_divergence(p, found.solution.W, path.W, 3).T,
+            "tokens": path.tokens,
+            "local": found.optimal,
+        }
+        rows.append(row)
+    return joined(settings.p, rows, "heads", "pair")
 
 
 def verdict(result: Result[Settings]) -> Verdict:
     """It holds if the divergence of nearly every head is small and still falling like a power."""
     settings = result.settings
-    ends = [result[f"heads {p:g}"][:, -1] for p in settings.p]  # (trials, 2) each
-    before = [
-        result[f"heads {p:g}"][:, at_a_tenth(steps)]
-        for p, steps in zip(settings.p, settings.steps, strict=True)
-    ]
+    heads = result.each("heads")
+    ends = [head[:, -1] for head in heads]  # (trials, 2) each
     middle = [np.median(end) for end in ends]
-    fell = [(end < early / 2).mean() for end, early in zip(ends, before, strict=True)]
-    pair = [np.median(result[f"pair {p:g}"][:, -1]) for p in settings.p]
+    tenths = zip(heads, settings.tenths, strict=True)
+    fell = [(head[:, -1] < head[:, at] / 2).mean() for head, at in tenths]
+    pair = [np.median(both[:, -1]) for both in result.each("pair")]
     differ = (result["tokens"][:, :, 0] != result["tokens"][:, :, 1]).mean()
     return judge(
         f"p = {listed(settings.p, 'g')}: median D of a head {listed(middle, '.1e')} (largest "
@@ -84,29 +70,23 @@ def draw(result: Result[Settings]) -> Figure:
     """The divergence of each head, and of both as one, against the step."""
     settings = result.settings
     figure, axes = divergence_panels(settings.p)
-    for axis, p, steps in zip(axes, settings.p, settings.steps, strict=True):
-        x = sorted(recorded_steps(steps))
+    lines = zip(axes, settings.records, result.each("heads"), result.each("pair"), strict=True)
+    for axis, x, heads, pair in lines:
         for head in range(2):
-            values = result[f"heads {p:g}"][..., head]
-            median_band(axis, x, values, color=COLOURS[head], label=f"head {head + 1}")
-        both = np.median(result[f"pair {p:g}"], 0)
+            median_band(axis, x, heads[..., head], label=f"head {head + 1}")
+        both = np.median(pair, 0)
         axis.plot(x, both, "--", color="black", linewidth=1, label="both as one direction")
     legend_below(figure, axes[0], columns=3)
     return figure
 
 
 EXPERIMENT = Experiment(
-    name="two-heads",
     title="Two heads (open question)",
-    claim=(
-        "Left open by the paper: with several heads, each head converges to the max-margin "
-        "solution of its own tokens."
-    ),
-    equation=(
-        r"f = \sum_h v_h^\top X^\top \mathrm{softmax}(X W_h z), \qquad \frac{W_h(k)}{\lVert "
-        r"W_h(k) \rVert_p} \to \frac{W_{\mathrm{mm}}(\alpha_h)}{\lVert "
-        r"W_{\mathrm{mm}}(\alpha_h) \rVert_p}"
-    ),
+    claim="Left open by the paper: with several heads, each head converges to the max-margin "
+    "solution of its own tokens.",
+    equation=r"f = \sum_h v_h^\top X^\top \mathrm{softmax}(X W_h z), \qquad \frac{W_h(k)}{\lVert "
+    r"W_h(k) \rVert_p} \to \frac{W_{\mathrm{mm}}(\alpha_h)}{\lVert W_{\mathrm{mm}}(\alpha_h) "
+    r"\rVert_p}",
     quick=Settings(trials=10, steps=(1500, 3000, 2000)),
     full=Settings(trials=100),
     run=run,

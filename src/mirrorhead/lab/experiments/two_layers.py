@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mirrorhead.lab.experiments.convergence import at_a_tenth
-from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
+from mirrorhead import MarginSolution, attention_svm
+from mirrorhead.lab.experiments.convergence import PathSettings, joined
+from mirrorhead.lab.experiments.experiment import Experiment, Result
 from mirrorhead.lab.experiments.two_layer_model import TwoLayers
-from mirrorhead.lab.plots import COLOURS, Figure, divergence_panels, legend_below, median_band
+from mirrorhead.lab.plots import Figure, divergence_panels, legend_below, median_band
 from mirrorhead.lab.verdicts import Verdict, judge, listed
-from mirrorhead.margin import MarginSolution, attention_svm
 from mirrorhead.paths._update_rules import Normalized
 from mirrorhead.paths.descent import direction_divergence, recorded_steps
 from mirrorhead.synthetic import random_problem
@@ -33,11 +33,10 @@ ONE_HOT = 0.99  # attention above this on one token counts as one-hot
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(TrialSettings):
-    """p: exponents; steps and lr of each path; n, T, d: the size of the problems; tol: the
-    certified gap of the solutions."""
+class Settings(PathSettings):
+    """steps and lr of each path; n, T, d: the size of the problems; tol: the certified gap of
+    the solutions."""
 
-    p: tuple[float, ...] = (1.75, 2.0, 3.0)
     steps: tuple[int, ...] = (3000, 3000, 3000)
     lr: tuple[float, ...] = (0.1, 0.1, 3.0)
     n: int = 4
@@ -53,32 +52,33 @@ def run(settings: Settings) -> dict[str, Tensor]:
     all_queries: of W_1 to the solution of all queries, (trials, exponents); one_hot: the share of
     samples with one-hot attention, (trials, exponents, 2). NaN where a layer's tokens have no
     solution."""
-    model = TwoLayers(
-        random_problem(settings.trials, settings.n, settings.T, settings.d, settings.first)
-    )
-    arrays: dict[str, Tensor] = {}
-    cross, all_queries, one_hot = [], [], []
+    size = (settings.n, settings.T, settings.d)
+    problem = random_problem(settings.trials, *size, settings.first)
+    X, model, rows = problem.X, TwoLayers(problem), []
+    samples = X.unsqueeze(2).expand(-1, -1, settings.T, -1, -1).flatten(1, 2)  # for each query x_it
     for p, steps, lr in zip(settings.p, settings.steps, settings.lr, strict=True):
         weights = descend_both(model, p, steps, lr)  # (records, trials, 2, d, d)
-        seen = _Seen(model, weights[-1])
-        solutions = {r: seen.solutions(r, settings.tol) for r in settings.p}
-        divergence = [
-            _divergence(p, solutions[p][layer], weights[:, :, layer]) for layer in range(2)
-        ]
-        arrays[f"layers {p:g}"] = torch.stack(divergence, -1).transpose(0, 1)
-        table = [
-            [_divergence(p, solutions[r][layer], weights[-1:, :, layer])[0] for r in settings.p]
-            for layer in range(2)
-        ]
-        cross.append(torch.stack([torch.stack(row, -1) for row in table], 1))
-        everything = seen.all_queries(p, settings.tol)
-        all_queries.append(_divergence(p, everything, weights[-1:, :, 0])[0])
-        one_hot.append(seen.one_hot())
-    return arrays | {
-        "cross": torch.stack(cross, 1),
-        "all_queries": torch.stack(all_queries, 1),
-        "one_hot": torch.stack(one_hot, 1),
-    }
+        first, second, H = model.forward(*weights[-1].unbind(1))
+        selected, row = first.argmax(-1), second.argmax(-1)  # (trials, n, query), (trials, n)
+        query = X.take_along_dim(row[..., None, None], -2).squeeze(-2)
+        # What each layer sees: its tokens, its queries and the token that it selects for each.
+        seen = (X, query, _at(row, selected)), (H, problem.z, row)
+        everything = (samples, X.flatten(1, 2), selected.flatten(1))
+        layers = {}  # of the exponent of the solutions: (records, trials, 2)
+        for r in settings.p:
+            pairs = zip(weights.unbind(2), seen, strict=True)
+            found = [_divergence(W, p, attention_svm(*x, r, settings.tol)) for W, x in pairs]
+            layers[r] = torch.stack(found, -1)
+        of_all = attention_svm(*everything, p, settings.tol)
+        attention = _at(row, first.softmax(-1).amax(-1)), second.softmax(-1).amax(-1)
+        measured = {
+            "layers": layers[p].transpose(0, 1),
+            "cross": torch.stack([divergence[-1] for divergence in layers.values()], -1),
+            "all_queries": _divergence(weights[-1:, :, 0], p, of_all)[0],
+            "one_hot": (torch.stack(attention, -1) > ONE_HOT).double().mean(-2),
+        }
+        rows.append(measured)
+    return joined(settings.p, rows, "layers")
 
 
 def descend_both(model: TwoLayers, p: float, steps: int, lr: float) -> Tensor:
@@ -95,70 +95,38 @@ def descend_both(model: TwoLayers, p: float, steps: int, lr: float) -> Tensor:
     return torch.stack(records)
 
 
-class _Seen:
-    """What each layer sees, and selects, with the weights (trials, 2, d, d)."""
-
-    def __init__(self, model: TwoLayers, weights: Tensor) -> None:
-        self.problem = model.problem
-        self.first, self.second, self.H = model.forward(weights[:, 0], weights[:, 1])
-        self.row = self.second.argmax(-1)  # (trials, n)
-
-    def solutions(self, p: float, tol: float) -> tuple[MarginSolution, MarginSolution]:
-        """The lp-AttSVM of each layer."""
-        X, z = self.problem.X, self.problem.z
-        query = X.take_along_dim(self.row[..., None, None], -2).squeeze(-2)
-        token = self._at_row(self.first.argmax(-1))
-        return attention_svm(X, query, token, p, tol), attention_svm(self.H, z, self.row, p, tol)
-
-    def all_queries(self, p: float, tol: float) -> MarginSolution:
-        """The lp-AttSVM of layer 1 for every query x_it."""
-        X = self.problem.X
-        trials, n, T, d = X.shape
-        tokens = X.unsqueeze(2).expand(trials, n, T, T, d).flatten(1, 2)
-        return attention_svm(tokens, X.flatten(1, 2), self.first.argmax(-1).flatten(1), p, tol)
-
-    def one_hot(self) -> Tensor:
-        """The share of samples with one-hot attention in each layer, (trials, 2)."""
-        largest = (
-            self._at_row(self.first.softmax(-1).amax(-1)), self.second.softmax(-1).amax(-1)
-        )  # fmt: skip
-        return torch.stack([(mass > ONE_HOT).double().mean(-1) for mass in largest], -1)
-
-    def _at_row(self, x: Tensor) -> Tensor:
-        """The values (trials, n, query) at the row that layer 2 selects, (trials, n)."""
-        return x.take_along_dim(self.row.unsqueeze(-1), -1).squeeze(-1)
+def _at(row: Tensor, x: Tensor) -> Tensor:
+    """The values x (trials, n, query) at a row of each sample, (trials, n)."""
+    return x.take_along_dim(row.unsqueeze(-1), -1).squeeze(-1)
 
 
-def _divergence(p: float, solution: MarginSolution, W: Tensor) -> Tensor:
+def _divergence(W: Tensor, p: float, solution: MarginSolution) -> Tensor:
     """The divergence of the directions of W (records, trials, d, d), NaN without a solution.
 
     It is measured in the geometry of the path's p, as in Figure 4: in those of the solutions it
     would have other scales, and could not be compared between them.
     """
-    found = direction_divergence(p, solution.W, W, 2)
-    return found.where(solution.optimal, torch.nan)
+    return direction_divergence(p, solution.W, W, 2).where(solution.optimal, torch.nan)
 
 
 def verdict(result: Result[Settings]) -> Verdict:
     """It holds if the divergence of nearly every layer is small and still falling like a power,
     and smaller to the solution of its own p than to the others."""
     settings = result.settings
-    ends, fell = [], []
-    for p, steps in zip(settings.p, settings.steps, strict=True):
-        values = result[f"layers {p:g}"]
-        ends.append(np.nanmedian(values[:, -1], 0))  # (2,)
-        fell.append((values[:, -1] < values[:, at_a_tenth(steps)] / 2).mean())  # NaN has not
+    pairs = list(zip(result.each("layers"), settings.tenths, strict=True))
+    ends = np.array([np.nanmedian(values[:, -1], 0) for values, _ in pairs])  # (exponents, 2)
+    fell = [(values[:, -1] < values[:, at] / 2).mean() for values, at in pairs]  # NaN has not
     cross = np.nanmedian(result["cross"], 0)  # (path, layer, solution)
     own = all(cross[k, layer].argmin() == k for k in range(len(settings.p)) for layer in range(2))
     others = np.nanmedian(result["all_queries"])
-    layers = [listed((end[layer] for end in ends), ".1e") for layer in range(2)]
+    layers = [listed(end, ".1e") for end in ends.T]
     off = np.array([np.delete(cross[k], k, -1) for k in range(len(settings.p))])
     return judge(
         f"p = {listed(settings.p, 'g')}: median D of layer 1 {layers[0]}, of layer 2 {layers[1]}; "
         f"to the solutions of the other exponents {off.min():.1e} to {off.max():.1e}; attention is "
         f"one-hot in {result['one_hot'][..., 0].mean():.0%} (layer 1) and "
         f"{result['one_hot'][..., 1].mean():.0%} (layer 2) of the samples",
-        bool(np.max(ends) < 0.01 and min(fell) >= 0.9 and own),
+        bool(ends.max() < 0.01 and min(fell) >= 0.9 and own),
         "Layer 1 approaches the AttSVM of the queries that layer 2 selects, not of all queries "
         f"(median D {others:.2g}).",
     )
@@ -168,27 +136,20 @@ def draw(result: Result[Settings]) -> Figure:
     """The divergence of each layer to the AttSVM of what it sees, against the step."""
     settings = result.settings
     figure, axes = divergence_panels(settings.p)
-    for axis, p, steps in zip(axes, settings.p, settings.steps, strict=True):
-        x = sorted(recorded_steps(steps))
+    for axis, x, layers in zip(axes, settings.records, result.each("layers"), strict=True):
         for layer in range(2):
-            values = result[f"layers {p:g}"][..., layer]
-            median_band(axis, x, values, color=COLOURS[layer], label=f"layer {layer + 1}")
+            median_band(axis, x, layers[..., layer], label=f"layer {layer + 1}")
     legend_below(figure, axes[0], columns=2)
     return figure
 
 
 EXPERIMENT = Experiment(
-    name="two-layers",
     title="Two layers (open question)",
-    claim=(
-        "Left open by the paper: in a model of two attention layers, the matrix of each layer "
-        "converges to the max-margin solution of the tokens that it sees at the end of training."
-    ),
-    equation=(
-        r"h_t = x_t + X^\top \mathrm{softmax}(X W_1 x_t), \qquad f = v^\top H^\top "
-        r"\mathrm{softmax}(H W_2 z), \qquad \frac{W_l(k)}{\lVert W_l(k) \rVert_p} \to "
-        r"\frac{W_{\mathrm{mm}}^{(l)}}{\lVert W_{\mathrm{mm}}^{(l)} \rVert_p}"
-    ),
+    claim="Left open by the paper: in a model of two attention layers, the matrix of each layer "
+    "converges to the max-margin solution of the tokens that it sees at the end of training.",
+    equation=r"h_t = x_t + X^\top \mathrm{softmax}(X W_1 x_t), \qquad f = v^\top H^\top "
+    r"\mathrm{softmax}(H W_2 z), \qquad \frac{W_l(k)}{\lVert W_l(k) \rVert_p} \to "
+    r"\frac{W_{\mathrm{mm}}^{(l)}}{\lVert W_{\mathrm{mm}}^{(l)} \rVert_p}",
     quick=Settings(trials=10, steps=(500, 500, 500)),
     full=Settings(trials=50, n=6, T=8, d=10),
     run=run,

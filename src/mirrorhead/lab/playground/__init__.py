@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-PARTS = {
-    "STYLE": "style.css",
-    "MATHEMATICS": "mathematics.js",
-    "PRESETS": "presets.js",
-    "APPLICATION": "application.js",
-}
+PARTS = ("style.css", "mathematics.js", "presets.js", "application.js")
 
 
 def playground_page() -> str:
@@ -21,6 +16,7 @@ def playground_page() -> str:
     """
     folder = files(__package__ or __name__)
     page = (folder / "page.html").read_text(encoding="utf-8")
-    for name, file in PARTS.items():
+    for file in PARTS:
+        name = file.split(".")[0].upper()
         page = page.replace(f"/*{name}*/", (folder / file).read_text(encoding="utf-8"))
     return page

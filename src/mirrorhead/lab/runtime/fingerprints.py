@@ -14,9 +14,10 @@ import ast
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterator
-from functools import cache, cached_property
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from importlib.util import find_spec
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from mirrorhead._version import __version__
 
 Read = Callable[[Path], str]
 PACKAGE = __name__.split(".")[0]
+_read: Read = methodcaller("read_text", "utf-8")
 
 
 def digest(content: Any) -> str:
@@ -37,7 +39,7 @@ def digest(content: Any) -> str:
     return sha256_of(text.encode())[:16]
 
 
-def code_of(*parts: Callable[..., Any], read: Read | None = None) -> dict[str, str]:
+def code_of(*parts: Callable[..., Any], read: Read = _read) -> dict[str, str]:
     """Return a hash of the code that functions depend on, for each module or C file it is in.
 
     Args:
@@ -45,20 +47,15 @@ def code_of(*parts: Callable[..., Any], read: Read | None = None) -> dict[str, s
         read: how to read a source file, for tests.
     """
     roots = tuple((part.__module__, part.__qualname__) for part in map(inspect.unwrap, parts))
-    return dict(_code_of(roots, read or _read))
+    return dict(_code_of(roots, read))
 
 
 @cache
 def _code_of(roots: tuple[tuple[str, str], ...], read: Read) -> tuple[tuple[str, str], ...]:
     graph = _Graph({module.split(".")[0] for module, _ in roots}, read)
-    for module, name in roots:
-        graph.reach(module, name)
+    graph.reach(roots)
     found = {key: sorted(texts) for key, texts in graph.texts.items() if texts}
     return tuple((key, digest(found[key])) for key in sorted(found))
-
-
-def _read(path: Path) -> str:
-    return path.read_text("utf-8")
 
 
 class _Graph:
@@ -70,19 +67,18 @@ class _Graph:
     def __init__(self, tops: set[str], read: Read) -> None:
         self.read = read
         self.texts: dict[str, set[str]] = {}  # module or file -> its reached statements
-        self._sources: dict[str, _Source | None] = {}
-        self._seen: set[tuple[str, str]] = set()
         self._homes = {name: _home(name) for name in (PACKAGE, *sorted(tops))}
         places = (self._homes[name] for name in sorted(tops - {PACKAGE}))
         self._beside = [place for place in places if place and "-packages" not in place.name]
+        self._source = cache(self._read_source)
 
-    def reach(self, module: str, name: str) -> None:
-        """Add what `name` of a module depends on; "*" is the whole module, "" only its import."""
-        todo = [(module, name)]
+    def reach(self, roots: Iterable[tuple[str, str]]) -> None:
+        """Add what names of modules depend on; "*" is the whole module, "" only its import."""
+        todo, seen = list(roots), set[tuple[str, str]]()
         while todo:
             here = todo.pop()
-            if here not in self._seen:
-                self._seen.add(here)
+            if here not in seen:
+                seen.add(here)
                 todo += self._step(*here)
 
     def _step(self, module: str, name: str) -> Iterator[tuple[str, str]]:
@@ -95,21 +91,20 @@ class _Graph:
         yield module, ""
         statements = source.statements(name)
         if not statements and name:
-            submodule = f"{module}.{name}"
-            if self._source(submodule) is not None:
-                yield submodule, "*"
+            yield f"{module}.{name}", "*"  # perhaps a submodule
             return
         texts = self.texts.setdefault(module, set())
         for statement in statements:
-            if isinstance(statement.node, (ast.Import, ast.ImportFrom)):
-                yield from self._follow(source, statement.node, name, texts)
+            if isinstance(statement, _IMPORTS):
+                yield from self._follow(source, statement, name, texts)
                 continue
-            texts.add(statement.text)
-            for used in statement.names_used & source.binders.keys():
+            texts.add(_text(statement))
+            names, imports, kernels = _uses(statement)
+            for used in names & source.binders.keys():
                 yield module, used
-            for node in statement.imports:
+            for node in imports:
                 yield from self._follow(source, node, "*", texts)
-            for kernel in statement.kernels:
+            for kernel in kernels:
                 self._add_kernel(kernel)
 
     def _follow(
@@ -128,20 +123,14 @@ class _Graph:
             else:
                 yield module, wanted
 
-    def _source(self, module: str) -> _Source | None:
-        if module not in self._sources:
-            path = self._path(module)
-            self._sources[module] = None if path is None else _source(module, path, self.read(path))
-        return self._sources[module]
-
-    def _path(self, module: str) -> Path | None:
+    def _read_source(self, module: str) -> _Source | None:
         top, *rest = module.split(".")
         home = self._homes.get(top)
         for place in [home] if home else self._beside:
             stem = place.joinpath(top, *rest)
             for path in (stem / "__init__.py", stem.parent / f"{stem.name}.py"):
                 if path.is_file():
-                    return path
+                    return _source(module, path, self.read(path))
         return None
 
     def _add_kernel(self, name: str) -> None:
@@ -156,82 +145,60 @@ class _Graph:
         if not sources:
             self.texts["native"] = {__version__}
         for path in sources:
-            key = f"native/{path.name}"
-            if key not in self.texts and f"EXPORT({name})" in (text := self.read(path)):
-                self.texts[key] = {_without_comments(text)}
-                for included in re.findall(r'^\s*#\s*include\s+"([^"]+)"', text, re.MULTILINE):
-                    header = _without_comments(self.read(folder / included))
-                    self.texts[f"native/{included}"] = {header}
-                build = home.parent / "cmake" / "CMakeLists.txt"
-                if build.is_file():
-                    self.texts["cmake/CMakeLists.txt"] = {self.read(build)}
+            known = f"native/{path.name}" in self.texts
+            if known or f"EXPORT({name})" not in (text := self.read(path)):
+                continue
+            headers = re.findall(r'^\s*#\s*include\s+"([^"]+)"', text, re.MULTILINE)
+            for file in (path.name, *headers):
+                code = re.sub(r"/\*.*?\*/|//[^\n]*", "", self.read(folder / file), flags=re.DOTALL)
+                self.texts[f"native/{file}"] = {code}  # without comments
+            build = home.parent / "cmake" / "CMakeLists.txt"
+            if build.is_file():
+                self.texts["cmake/CMakeLists.txt"] = {self.read(build)}
 
 
-def _without_comments(c: str) -> str:
-    return re.sub(r"/\*.*?\*/|//[^\n]*", "", c, flags=re.DOTALL)
+_IMPORTS = (ast.Import, ast.ImportFrom)
 
 
-class _Statement:
-    """A statement of a module, without docstrings and annotations: its text and what it uses."""
+_text = cache(ast.unparse)
 
-    def __init__(self, node: ast.stmt) -> None:
-        self.binds = _names(node)
-        self.node: ast.stmt = _Plain().visit(node)
 
-    @cached_property
-    def text(self) -> str:
-        return ast.unparse(self.node)
-
-    @cached_property
-    def names_used(self) -> set[str]:
-        return {inner.id for inner in self._inner if isinstance(inner, ast.Name)}
-
-    @cached_property
-    def imports(self) -> list[ast.Import | ast.ImportFrom]:
-        return [inner for inner in self._inner if isinstance(inner, (ast.Import, ast.ImportFrom))]
-
-    @cached_property
-    def kernels(self) -> set[str]:
-        """The C functions that it takes from the library: native.function("name", ...)."""
-        calls = (inner for inner in self._inner if isinstance(inner, ast.Call) and inner.args)
-        first = (c.args[0] for c in calls if ast.unparse(c.func) == "native.function")
-        return {str(name.value) for name in first if isinstance(name, ast.Constant)}
-
-    @cached_property
-    def _inner(self) -> list[ast.AST]:
-        return list(ast.walk(self.node))
+@cache
+def _uses(node: ast.stmt) -> tuple[set[str], list[ast.Import | ast.ImportFrom], set[str]]:
+    """The names, the import statements and the C functions in a statement."""
+    inner = list(ast.walk(node))
+    names = {node.id for node in inner if isinstance(node, ast.Name)}
+    imports = [node for node in inner if isinstance(node, _IMPORTS)]
+    return names, imports, {*map(_kernel, inner)} - {""}
 
 
 class _Source:
-    """A module's statements, and which names each of them binds."""
+    """A module's statements, without docstrings and annotations, and the names that they bind."""
 
     def __init__(self, module: str, path: Path, text: str) -> None:
         self.module, self.path = module, path
-        self.binders: dict[str, list[_Statement]] = {}
-        self.lazy: dict[str, list[_Statement]] = {}  # names that only type checkers see bound
-        self.effects: list[_Statement] = []  # statements that bind nothing act when imported
-        self.body: list[_Statement] = []
+        self.binders: dict[str, list[ast.stmt]] = {}
+        self.lazy: dict[str, list[ast.stmt]] = {}  # names that only type checkers see bound
+        self.body: list[ast.stmt] = []
         for node in ast.parse(text).body:
             if _is_docstring(node) or getattr(node, "module", "") == "__future__":
                 continue
+            lazy: list[ast.stmt] = []
             if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-                for statement in map(_Statement, node.body):
-                    for name in statement.binds:
-                        self.lazy.setdefault(name, []).append(statement)
-                continue
-            statement = _Statement(node)
-            self.body.append(statement)
-            for name in statement.binds:
-                self.binders.setdefault(name, []).append(statement)
-            if not statement.binds:
-                self.effects.append(statement)
+                lazy = node.body
+            statements = [_Plain().visit(inner) for inner in lazy or [node]]
+            self.body += [] if lazy else statements
+            binders = self.lazy if lazy else self.binders
+            for statement in statements:
+                for name in _names(statement):
+                    binders.setdefault(name, []).append(statement)
 
-    def statements(self, name: str) -> list[_Statement]:
+    def statements(self, name: str) -> list[ast.stmt]:
         """Return the statements behind a name; a package may import its public names lazily."""
         if name == "*":
             return self.body
-        if not name:
-            return self.effects
+        if not name:  # statements that bind nothing act when imported
+            return [statement for statement in self.body if not _names(statement)]
         name = name.split(".")[0]
         if name in self.binders:
             return self.binders[name]
@@ -246,42 +213,32 @@ class _Source:
         return ".".join([*package, *([node.module] if node.module else [])])
 
 
-@cache
-def _source(module: str, path: Path, text: str) -> _Source:
-    return _Source(module, path, text)
+_source = cache(_Source)
 
 
 class _Plain(ast.NodeTransformer):
     """Drop what does not change what code computes: docstrings and annotations of functions."""
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.ClassDef) -> ast.AST:
         self.generic_visit(node)
-        node.returns = None
-        node.body = _without_docstring(node.body)
+        node.body = [inner for inner in node.body if not _is_docstring(inner)] or [ast.Pass()]
+        if isinstance(node, ast.FunctionDef):
+            node.returns = None
         return node
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        self.generic_visit(node)
-        node.body = _without_docstring(node.body)
-        return node
+    visit_ClassDef = visit_FunctionDef
 
     def visit_arg(self, node: ast.arg) -> ast.AST:
         node.annotation = None
         return node
 
 
-def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
-    return [node for node in body if not _is_docstring(node)] or [ast.Pass()]
-
-
 def _is_docstring(node: ast.stmt) -> bool:
-    return (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    )
+    value = node.value if isinstance(node, ast.Expr) else None
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)
 
 
+@cache
 def _names(node: ast.stmt) -> set[str]:
     """Return the names that a statement of a module binds."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -290,7 +247,7 @@ def _names(node: ast.stmt) -> set[str]:
     for inner in ast.walk(node):
         if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
             names.add(inner.id)
-        elif isinstance(inner, (ast.Import, ast.ImportFrom)):
+        elif isinstance(inner, _IMPORTS):
             names |= {_bound_by(alias) for alias in inner.names}
         elif isinstance(inner, (ast.FunctionDef, ast.ClassDef)):
             names.add(inner.name)
@@ -299,6 +256,13 @@ def _names(node: ast.stmt) -> set[str]:
 
 def _bound_by(alias: ast.alias) -> str:
     return alias.asname or alias.name.split(".")[0]
+
+
+def _kernel(node: ast.AST) -> str:
+    """Return the C function that a call takes from the library, native.function("name", ...)."""
+    if not (isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant)):
+        return ""
+    return str(node.args[0].value) if ast.unparse(node.func) == "native.function" else ""
 
 
 def _home(top: str) -> Path | None:

@@ -15,9 +15,10 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Generic, TypeVar
@@ -83,8 +84,7 @@ def local(jobs: int | None = None) -> Backend:
 
         count = min(jobs or cpu_count(), len(tasks))
         parallel = worker_processes(count, return_as="generator_unordered", batch_size=1)
-        left = dict(enumerate(tasks))
-        job = delayed(_numbered)
+        left, job = dict(enumerate(tasks)), delayed(_numbered)
         with _children_ignore_interrupts():
             outcomes: Any = parallel(job(k, work.compute, task) for k, task in enumerate(tasks))
         try:
@@ -115,9 +115,8 @@ def dask(address: str) -> Backend:
         except (OSError, ValueError) as error:
             raise BackendError(f"no dask scheduler answers at {address}: {_line(error)}") from error
         with client:
-            futures = {
-                client.submit(attempt, work.compute, task, pure=False): task for task in tasks
-            }
+            submit = partial(client.submit, attempt, work.compute, pure=False)
+            futures = {submit(task): task for task in tasks}
             for future in as_completed(list(futures), loop=client.loop):
                 task = futures.pop(future)
                 try:
@@ -237,13 +236,9 @@ def _collect(work: Work[T, R], task: T, job: Any) -> R | Failure:
             return found
         time.sleep(0.2)
     details = job.stderr() or ""
-    return Failure(f"job {job.job_id}: {_last(details)}", details)
+    printed = details.strip().splitlines() or ["nothing printed"]
+    return Failure(f"job {job.job_id}: {printed[-1].strip()}", details)
 
 
 def _line(error: object) -> str:
     return str(error).strip().split("\n")[0]
-
-
-def _last(text: str) -> str:
-    lines: Iterable[str] = (line.strip() for line in reversed(text.splitlines()))
-    return next((line for line in lines if line), "nothing printed")

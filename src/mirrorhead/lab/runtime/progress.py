@@ -36,8 +36,7 @@ class ProgressBars:
         from rich.markup import escape
 
         self.console = console or Console(stderr=True)
-        self.totals = dict(totals)
-        self.done = dict.fromkeys(self.totals, 0)
+        self.done = dict.fromkeys(totals, 0)
         in_bytes = unit == "bytes"
         self._progress = progress.Progress(
             progress.SpinnerColumn(finished_text="[green]✓"),
@@ -49,9 +48,10 @@ class ProgressBars:
             console=self.console,
             disable=not self.console.is_terminal,
         )
+        self.start, self.stop = self._progress.start, self._progress.stop
         self._bars = {
             name: self._progress.add_task(escape(name), total=total, note="")
-            for name, total in self.totals.items()
+            for name, total in totals.items()
         }
 
     def __enter__(self) -> ProgressBars:
@@ -60,12 +60,6 @@ class ProgressBars:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-    def start(self) -> None:
-        self._progress.start()
-
-    def stop(self) -> None:
-        self._progress.stop()
 
     def advance(self, name: str, units: int = 1, note: str = "") -> None:
         """Count units of a job as done; the note replaces the one before."""
