@@ -61,10 +61,7 @@ class Evaluate:
         data = EvaluationData.of(run, self.data, partial=self.partial)
         with console.status("reading data") as status:
             found = measure(
-                run,
-                data,
-                self.on or None,
-                lambda part: status.update(f"measuring: {part}"),
+                run, data, self.on or None, lambda part: status.update(f"measuring: {part}")
             )
         for table in tables(found):
             console.print(table, "")

@@ -16,8 +16,7 @@ from mirrorhead.lab.runtime.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mirrorhead.lab.report.findings import Finding
-    from mirrorhead.lab.report.part import Part
+    from mirrorhead.lab.report.findings import Finding, Part
 
 
 @dataclass(frozen=True)

@@ -32,13 +32,7 @@ from msgspec import Meta, Struct
 from mirrorhead.lab.evaluation.sparsity import pruned
 from mirrorhead.lab.runtime.errors import RunError
 from mirrorhead.lab.runtime.json_files import append_json_line, read_json_lines
-from mirrorhead.lab.training.language_model import (
-    Corpus,
-    LanguageSettings,
-    Method,
-    loss_of,
-    train,
-)
+from mirrorhead.lab.training.language_model import Corpus, LanguageSettings, Method, loss_of, train
 
 FILE = "language-model.jsonl"
 METHODS: dict[str, Method] = {

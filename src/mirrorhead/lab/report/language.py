@@ -26,8 +26,8 @@ from mirrorhead.lab.evaluation.language_results import (
     chosen_rate,
 )
 from mirrorhead.lab.plots import COLOURS, Figure, legend_below, mean_band, panels
-from mirrorhead.lab.report.findings import Finding
-from mirrorhead.lab.report.part import Part, PartFigure
+from mirrorhead.lab.report.figures import PartFigure
+from mirrorhead.lab.report.findings import Finding, Part
 from mirrorhead.lab.report.real_data.claims import Claim, Comparison, Measure, judge_comparisons
 from mirrorhead.lab.report.table import NOTHING, Cell, Table, between, mean, number, word
 from mirrorhead.lab.training.language_model import CHARACTERS

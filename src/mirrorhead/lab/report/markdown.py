@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mirrorhead._files import write_atomically
-from mirrorhead.lab.report.findings import Finding
-from mirrorhead.lab.report.part import Part
+from mirrorhead.lab.report.findings import Finding, Part
 from mirrorhead.lab.report.studies import NAMES
 from mirrorhead.lab.report.table import Table, markdown, word
 from mirrorhead.lab.runtime.errors import UserError

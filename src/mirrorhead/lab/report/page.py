@@ -13,9 +13,8 @@ from markupsafe import Markup
 from mirrorhead._files import write_atomically
 from mirrorhead._version import __version__
 from mirrorhead.lab.report.figures import share_letters
-from mirrorhead.lab.report.findings import WORDS, Finding
+from mirrorhead.lab.report.findings import WORDS, Finding, Part
 from mirrorhead.lab.report.formulas import equation, plain_text, powers, with_formulas
-from mirrorhead.lab.report.part import Part
 from mirrorhead.lab.runtime.errors import UserError
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from mirrorhead.lab.evaluation.patch_study import (
     tuning_scores,
 )
 from mirrorhead.lab.plots import COLOURS, GREY, legend_below, panels
-from mirrorhead.lab.report.findings import Finding
-from mirrorhead.lab.report.part import Part, PartFigure
+from mirrorhead.lab.report.figures import PartFigure
+from mirrorhead.lab.report.findings import Finding, Part
 from mirrorhead.lab.report.real_data.statistics import outcome, welch
 from mirrorhead.lab.report.table import NOTHING, Cell, Table, mean, number, word
 from mirrorhead.lab.verdicts import judge

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from mirrorhead.lab.evaluation.results import ComparisonResults
-from mirrorhead.lab.report.part import Part
+from mirrorhead.lab.report.findings import Part
 from mirrorhead.lab.report.real_data.claims import RULE, RULE_OF_BOTH, judge_study
 from mirrorhead.lab.report.real_data.figures import drawings
 from mirrorhead.lab.report.real_data.tables import tables

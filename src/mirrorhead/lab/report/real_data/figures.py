@@ -17,7 +17,7 @@ from mirrorhead.lab.evaluation.results import (
     RunResults,
 )
 from mirrorhead.lab.plots import COLOURS, Figure, legend_below, mean_band, panels
-from mirrorhead.lab.report.part import PartFigure
+from mirrorhead.lab.report.figures import PartFigure
 
 CAPTIONS = {
     "accuracy": "Test accuracy of all final runs: a dot for each seed, a line at the mean.",

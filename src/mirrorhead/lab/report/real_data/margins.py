@@ -28,8 +28,8 @@ from mirrorhead.lab.evaluation.head_margins import (
     mean_over_heads,
 )
 from mirrorhead.lab.plots import COLOURS, Figure, legend_below, panels
-from mirrorhead.lab.report.findings import Finding
-from mirrorhead.lab.report.part import Part, PartFigure
+from mirrorhead.lab.report.figures import PartFigure
+from mirrorhead.lab.report.findings import Finding, Part
 from mirrorhead.lab.report.real_data.statistics import outcome, paired, welch
 from mirrorhead.lab.report.table import Cell, Table, mean, word
 from mirrorhead.lab.verdicts import judge
