@@ -16,14 +16,8 @@ Flag = Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")]
 Partial = Annotated[Flag, arg(help="Accept a slice of the data sets.")]
 Download = Annotated[Flag, arg(help="Download data sets that are missing.")]
 Json = Annotated[Flag, arg(help="Print a JSON object.")]
-DataFolder = Annotated[
-    Path | None,
-    arg(
-        metavar="FOLDER",
-        help="The folder of all data sets (default: $MIRRORHEAD_DATA).",
-        help_behavior_hint="",
-    ),
-]
+_DATA_HELP = "The folder of all data sets (default: $MIRRORHEAD_DATA)."
+DataFolder = Annotated[Path | None, arg(metavar="FOLDER", help=_DATA_HELP, help_behavior_hint="")]
 RunFolder = Annotated[
     Path | None,
     arg(metavar="FOLDER", help="The folder of this run.", help_behavior_hint="(default: runs/...)"),
@@ -34,22 +28,10 @@ BackendName = Annotated[
     Literal["local", "dask", "slurm"],
     arg(help="Compute on this machine, on the dask cluster at --address, or as SLURM jobs."),
 ]
-Address = Annotated[
-    str,
-    arg(
-        metavar="ADDRESS",
-        help="The dask scheduler, such as tcp://host:8786.",
-        help_behavior_hint="",
-    ),
-]
-Jobs = Annotated[
-    int | None,
-    arg(
-        metavar="N",
-        help="Processes of the local backend.",
-        help_behavior_hint="(default: all cores)",
-    ),
-]
+_ADDRESS_HELP = "The dask scheduler, such as tcp://host:8786."
+Address = Annotated[str, arg(metavar="ADDRESS", help=_ADDRESS_HELP, help_behavior_hint="")]
+_JOBS_HELP, _ALL = "Processes of the local backend.", "(default: all cores)"
+Jobs = Annotated[int | None, arg(metavar="N", help=_JOBS_HELP, help_behavior_hint=_ALL)]
 
 
 def chosen_backend(name: BackendName, address: str, jobs: int | None, out: Path) -> Backend:

@@ -79,7 +79,6 @@ class Train:
     out: RunFolder = None
 
     def run(self) -> int:
-        """Train, score the best epoch on test, print and write the outcome."""
         from mirrorhead.lab.training.process_group import process_group
 
         chosen = self._chosen()
@@ -99,18 +98,13 @@ class Train:
         folder = self.out or Path("runs") / self._name(chosen)
         check_run_folder(folder)  # before the data are read, which may take a minute
         sets = self._sets(chosen, group)
-        loggers: list[Logger] = []
-        if group.is_first:
-            loggers.append(Console())
-            if self.tensorboard:
-                loggers.append(TensorBoard(folder / "tensorboard"))
+        loggers: list[Logger] = [Console()] if group.is_first else []
+        if group.is_first and self.tensorboard:
+            loggers.append(TensorBoard(folder / "tensorboard"))
         outcome, test = complete_run(chosen, sets, folder, group=group, loggers=loggers)
         if group.is_first and test is not None:
-            print(
-                f"best epoch {outcome.best_epoch}: validation {outcome.best_accuracy:.2%},"
-                f" test {test.accuracy:.2%}"
-            )
-            print(f"run: {folder}")
+            scores = f"validation {outcome.best_accuracy:.2%}, test {test.accuracy:.2%}"
+            print(f"best epoch {outcome.best_epoch}: {scores}\nrun: {folder}")
 
     def _sets(self, chosen: Preset, group: ProcessGroup) -> Sets:
         """Load the data, in the first process first: it may have to download and encode them."""
@@ -141,16 +135,9 @@ class Train:
             chosen = preset(name, self._rule(), self.p)
             if chosen.data != self.task:
                 raise UserError(f"--preset {name} is for {chosen.data}, not for {self.task}")
-            given = {
-                "epochs": self.epochs,
-                "batch_size": self.batch_size,
-                "schedule": self.schedule,
-                "warmup": self.warmup,
-                "clip": self.clip,
-                "stop_at": self.stop_at,
-            }
-            changes: dict[str, Any] = {k: value for k, value in given.items() if value is not None}
-            changes |= {key: None for key in ("clip", "stop_at") if given[key] == 0}
+            given = ("epochs", "batch_size", "schedule", "warmup", "clip", "stop_at")
+            changes = {key: value for key in given if (value := getattr(self, key)) is not None}
+            changes |= {key: None for key in ("clip", "stop_at") if changes.get(key) == 0}
             changes |= {"seed": self.seed, "compile": self.compile, "parallel": self.parallel}
             if self.parallel == "fsdp":  # torch's fused SGD knows no sharded tensors
                 changes["fused"] = False
@@ -162,20 +149,14 @@ class Train:
         """Return the optimizer that the options name; None for mirror descent at a known rate."""
         from mirrorhead.lab.training import OptimizerSettings
 
-        options: dict[str, Any] = {
-            "momentum": self.momentum,
-            "normalize": self.normalize,
-            "weight_decay": self.weight_decay,
-            "l1": self.l1,
-        }
+        names = ("momentum", "normalize", "weight_decay", "l1")
+        options: dict[str, Any] = {name: getattr(self, name) for name in names}
         if self.lr is None:
             if self.optimizer != "mirror-descent" or any(options.values()):
                 raise UserError(f"--lr is needed for {self.optimizer} with these options")
             return None
-        mirrored = self.optimizer in ("mirror-descent", "mirror-adam")
-        return OptimizerSettings(
-            self.optimizer, lr=self.lr, p=self.p if mirrored else None, **options
-        )
+        p = self.p if self.optimizer in ("mirror-descent", "mirror-adam") else None
+        return OptimizerSettings(self.optimizer, lr=self.lr, p=p, **options)
 
     def _preset_name(self) -> str:
         return self.preset or ("laptop" if self.task == "imdb" else "laptop-vit")
@@ -196,9 +177,11 @@ class Train:
             "stop-at": self.stop_at,
         }
         words = [self._preset_name(), self.task, rule.name, f"lr{rule.lr:g}"]
-        for option, value in given.items():
-            if value is not None:
-                words.append(option + (value if isinstance(value, str) else f"{value:g}"))
+        words += [
+            option + (value if isinstance(value, str) else f"{value:g}")
+            for option, value in given.items()
+            if value is not None
+        ]
         words += ["fsdp"] if self.parallel == "fsdp" else []
         words += ["compiled"] if self.compile else []
         return "-".join([*words, f"seed{self.seed}"])
