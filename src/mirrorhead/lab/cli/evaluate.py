@@ -49,7 +49,6 @@ class Evaluate:
     partial: Partial = False
 
     def run(self) -> int:
-        """Measure what is missing, print everything that was asked for."""
         from rich.console import Console
 
         from mirrorhead.lab.evaluation import EvaluationData, measure
@@ -76,7 +75,8 @@ def tables(found: dict[str, Any]) -> Iterable[Table]:
     """Return measures as tables, one per part."""
     for part, values in found.items():
         if part == "test":
-            yield _table("Test", ["accuracy", "loss"], [[_share(values), f"{values['loss']:.4f}"]])
+            row = [f"{values['accuracy']:.2%}", _number(values["loss"])]
+            yield _table("Test", ["accuracy", "loss"], [row])
         elif part == "weights":
             rows = [
                 [kind, f"{of['large']:,}", _number(of["gini"]), _number(of["hoyer"])]
@@ -121,10 +121,6 @@ def _table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
     for row in rows:
         table.add_row(*row)
     return table
-
-
-def _share(values: dict[str, float]) -> str:
-    return f"{values['accuracy']:.2%}"
 
 
 def _number(value: float | None) -> str:

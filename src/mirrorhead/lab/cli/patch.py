@@ -54,18 +54,9 @@ class Make:
 
         _check_new(self.out)
         with _errors(), _bar("comparing") as progress:
-            patch = mh.Patch.between(
-                self.base,
-                self.tuned,
-                keep=self.keep,
-                count=self.count,
-                max_bytes=self.max_bytes,
-                tolerance=self.tolerance,
-                random=self.random,
-                seed=self.seed,
-                whole=self.whole,
-                progress=progress,
-            )
+            names = ("keep", "count", "max_bytes", "tolerance", "random", "seed", "whole")
+            options: Any = {name: getattr(self, name) for name in names}
+            patch = mh.Patch.between(self.base, self.tuned, **options, progress=progress)
             patch.save(self.out, originals=not self.no_originals)
         return _show_saved(patch, self.out, self.json)
 
@@ -124,12 +115,10 @@ class Info:
         with _errors():
             patch = mh.Patch.load(self.patch)
         if self.json:
-            _print_json(_summary(patch, self.patch, self.largest))
-            return 0
+            return _print_json(_summary(patch, self.patch, self.largest))
         print(patch)
         for name, place, before, after in patch.largest(self.largest):
-            where = f"{name}[{', '.join(map(str, place))}]"
-            print(f"  {where}: {before:.6g} -> {after:.6g}")
+            print(f"  {name}[{', '.join(map(str, place))}]: {before:.6g} -> {after:.6g}")
         return 0
 
 
@@ -201,30 +190,27 @@ def _write_copy(command: Apply | Revert, source: Path, reverting: bool) -> int:
 
     with _errors():
         patch = mh.Patch.load(command.patch)
-        write, verify = (
-            (patch.revert, patch.verify_base) if reverting else (patch.apply, patch.verify)
-        )
-        if command.verify and not reverting:
-            patch.check_verifiable()  # before anything is written
-        with _bar("reverting" if reverting else "applying") as progress:
+        if reverting:
+            what, doing, write, verify = "base", "reverting", patch.revert, patch.verify_base
+        else:
+            what, doing, write, verify = "patched", "applying", patch.apply, patch.verify
+            if command.verify:
+                patch.check_verifiable()  # before anything is written
+        with _bar(doing) as progress:
             write(source, command.out, progress=progress)
         if command.verify:
             with _bar("verifying") as progress:
                 verify(command.out, progress=progress)
-    what = "base" if reverting else "patched"
     if command.json:
-        _print_json({"out": str(command.out), "what": what, "verified": command.verify})
-    else:
-        print(f"{what}: {command.out}{_VERIFIED if command.verify else ''}")
+        return _print_json({"out": str(command.out), "what": what, "verified": command.verify})
+    print(f"{what}: {command.out}{_VERIFIED if command.verify else ''}")
     return 0
 
 
 def _show_saved(patch: mh.Patch, file: Path, as_json: bool) -> int:
     if as_json:
-        _print_json(_summary(patch, file))
-    else:
-        print(patch)
-        print(f"patch: {file}")
+        return _print_json(_summary(patch, file))
+    print(f"{patch}\npatch: {file}")
     return 0
 
 
@@ -261,5 +247,6 @@ def _summary(patch: mh.Patch, file: Path, largest: int = 10) -> dict[str, Any]:
     }
 
 
-def _print_json(content: dict[str, Any]) -> None:
+def _print_json(content: dict[str, Any]) -> int:
     print(json.dumps(content, indent=1))
+    return 0

@@ -37,7 +37,6 @@ class Report:
     """Also fill the marks in this Markdown page with the tables, and write its figures."""
 
     def run(self) -> int:
-        """Read, judge, write the report, print verdicts and its path."""
         from rich.console import Console
 
         from mirrorhead.lab.evaluation.results import load_single_runs
@@ -59,10 +58,9 @@ class Report:
                 ways = "; ".join(f"{what} {command}" for what, command in missing)
                 raise UserError(f"there is nothing to report. {ways}")
             if self.markdown is not None and not studies:
-                raise UserError(
-                    f"--markdown needs the file of a study, such as imdb.json, in {self.results}"
-                )
-            parts = [*studies, *([single_runs(evaluated)] if evaluated else [])]
+                file = f"the file of a study, such as imdb.json, in {self.results}"
+                raise UserError(f"--markdown needs {file}")
+            parts = studies + ([single_runs(evaluated)] if evaluated else [])
             write_report(page, findings, parts, missing)
             if self.markdown is not None:
                 write_markdown(self.markdown, studies)
@@ -82,17 +80,15 @@ class Report:
         from mirrorhead.lab.evaluation.results import STUDIES
 
         found = []
-        names = [name for name in NAMES if name not in {finding.name for finding in findings}]
-        if names:
-            words = ["mirrorhead", "reproduce"]
-            words += ["--only", ",".join(names)] if len(names) < len(NAMES) else []
-            what = f"{self.out} has no complete results of {', '.join(names)}."
-            if len(names) == len(NAMES):
-                what = f"{self.out} has no complete results of experiments."
-            command = shlex.join([*words, "--out", str(self.out)])
-            found.append((f"{what} To run them:", command))
+        done, there = ({one.name for one in some} for some in (findings, studies))
+        if names := [name for name in NAMES if name not in done]:
+            some = len(names) < len(NAMES)
+            what = f"complete results of {', '.join(names) if some else 'experiments'}"
+            only = ["--only", ",".join(names)] if some else []
+            command = shlex.join(["mirrorhead", "reproduce", *only, "--out", str(self.out)])
+            found.append((f"{self.out} has no {what}. To run them:", command))
         for name in STUDIES:
-            if name not in {study.name for study in studies}:
+            if name not in there:
                 path = self.results / f"{name}.json"
                 command = f"mirrorhead sweep {name} && mirrorhead collect runs/{name} --out"
                 what = f"{path} is not there. To make the runs and collect them:"

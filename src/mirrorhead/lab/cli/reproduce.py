@@ -48,7 +48,6 @@ class Reproduce:
     jobs: Jobs = None
 
     def run(self) -> int:
-        """Compute, write the report, print verdicts and its path."""
         from rich.console import Console
 
         from mirrorhead.lab.experiments.runner import execute

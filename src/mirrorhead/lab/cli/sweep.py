@@ -78,7 +78,6 @@ class Sweep:
     """The folder of all runs; on a cluster, on a file system that all machines share."""
 
     def run(self) -> int:
-        """Sweep, print a table, say where the record is."""
         from rich.console import Console
 
         from mirrorhead.lab.training import SweepError
@@ -179,11 +178,11 @@ def _print_table(name: str, tuned: Sequence[Tuned], seeds: Sequence[int], consol
     for column in ("lr", "validation", "test"):
         table.add_column(column, justify="right")
     for one in tuned:
-        if one.chosen is None:
-            table.add_row(one.name, "-", "all diverged", "-")
-            continue
-        parts = (_spread(one.final, key) for key in ("validation_accuracy", "test_accuracy"))
-        table.add_row(one.name, f"{one.chosen.lr:g}", *parts)
+        cells = ("-", "all diverged", "-")
+        if one.chosen is not None:
+            scores = (_spread(one.final, f"{part}_accuracy") for part in ("validation", "test"))
+            cells = (f"{one.chosen.lr:g}", *scores)
+        table.add_row(one.name, *cells)
     console.print(table)
 
 

@@ -78,21 +78,13 @@ class Tune:
         from mirrorhead.lab.training.run_folder import locked_folder
         from mirrorhead.lab.training.tuning import TuneSets, TuneSettings
 
-        settings = TuneSettings(
-            p=self.p,
-            reach=self.reach,
-            texts=self.texts or None,
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            max_length=self.max_length,
-            seed=self.seed,
-        )
+        names = ("p", "reach", "epochs", "batch_size", "max_length", "seed")
+        given: Any = {name: getattr(self, name) for name in names}
+        settings = TuneSettings(texts=self.texts or None, **given)
         task = self._task()
-        folder = self.out or Path("runs") / (
-            f"tune-{task.name}-p{self.p:g}"
-            + ("" if self.reach is None else f"-reach{self.reach:g}")
-            + f"-seed{self.seed}"
-        )
+        reach = "" if self.reach is None else f"-reach{self.reach:g}"
+        name = f"tune-{task.name}-p{self.p:g}{reach}-seed{self.seed}"
+        folder = self.out or Path("runs") / name
         base = self.base or default_encoder()
         about = {"task": task.name, "classes": list(task.classes), "base": str(base)}
         about |= {"keep": self.keep} | dataclasses.asdict(settings)
@@ -106,10 +98,8 @@ class Tune:
         longest = max(part.longest() for part in (sets.train, sets.validation, sets.test))
         positions = getattr(model.encoder.config, "max_position_embeddings", None)
         if positions is not None and longest > positions:
-            raise UserError(
-                f"--max-length must be at most {positions}, the number of positions of {base},"
-                f" got {self.max_length}"
-            )
+            most = f"{positions}, the number of positions of {base}"
+            raise UserError(f"--max-length must be at most {most}, got {self.max_length}")
         with locked_folder(folder):
             if not _finished(folder, about):  # another process may have been faster
                 write_json(folder / SETTINGS, about)
@@ -171,15 +161,14 @@ class Tune:
             import json
 
             print(json.dumps({"run": str(folder), **content}, indent=1))
-        else:
-            rows = from_plain(content.get("table"), list[SizeRow], str(folder / TABLE))
-            _print_table(rows, self.keep)
-            print(f"patch: {folder / PATCH}")
-            print(f"apply: mirrorhead patch apply {base} {folder / PATCH} -o TUNED")
-            print(
-                f"another size: mirrorhead patch make {base} {folder / TUNED} --count WEIGHTS"
-                f" --whole '{HEAD}' -o FILE"
-            )
+            return 0
+        _print_table(
+            from_plain(content.get("table"), list[SizeRow], str(folder / TABLE)), self.keep
+        )
+        print(f"patch: {folder / PATCH}")
+        print(f"apply: mirrorhead patch apply {base} {folder / PATCH} -o TUNED")
+        options = f"--count WEIGHTS --whole '{HEAD}' -o FILE"
+        print(f"another size: mirrorhead patch make {base} {folder / TUNED} {options}")
         return 0
 
     def _task(self) -> Sentences:
@@ -190,10 +179,8 @@ class Tune:
         if path.suffix in (".csv", ".jsonl"):
             return load_own_sentences(path)
         if self.task not in TASKS:
-            raise UserError(
-                f"the task must be one of {', '.join(TASKS)}, or a .csv or .jsonl file, got"
-                f" {self.task!r}"
-            )
+            known = f"{', '.join(TASKS)}, or a .csv or .jsonl file"
+            raise UserError(f"the task must be one of {known}, got {self.task!r}")
         return load_sentences(self.task, self.data, download=self.download, partial=self.partial)
 
 
@@ -221,10 +208,8 @@ def _finished(folder: Path, about: dict[str, Any]) -> bool:
     there = read_json(folder / SETTINGS, dict[str, Any])
     for key, value in about.items():
         if there.get(key) != value:
-            raise UserError(
-                f"{folder} holds a run with another {key} ({there.get(key)!r}, not {value!r}):"
-                " give another --out"
-            )
+            other = f"another {key} ({there.get(key)!r}, not {value!r})"
+            raise UserError(f"{folder} holds a run with {other}: give another --out")
     return all((folder / name).exists() for name in (TABLE, PATCH, TUNED))
 
 

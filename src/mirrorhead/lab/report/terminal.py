@@ -39,6 +39,4 @@ def print_findings(findings: Sequence[Finding], console: Console) -> None:
 def print_place(page: Path) -> None:
     """Print how to open the report and, on the last line, where it is."""
     opener = OPENERS.get(sys.platform, "xdg-open")
-    print(f"in a browser: {page.resolve().as_uri()}")
-    print(f"to open it: {opener} {page}")
-    print(f"report: {page}")
+    print(f"in a browser: {page.resolve().as_uri()}\nto open it: {opener} {page}\nreport: {page}")
