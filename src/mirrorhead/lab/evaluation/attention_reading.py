@@ -76,27 +76,6 @@ def read_attention(
     )
 
 
-def pick(maps: Sequence[Tensor], layer: int = -1, heads: Sequence[int] | None = None) -> Tensor:
-    """Return one layer of `attention_maps`, all heads or some: (b, heads, queries, keys).
-
-    >>> maps = [torch.zeros(1, 4, 7, 7), torch.ones(1, 4, 1, 7)]
-    >>> pick(maps, layer=0, heads=[1, 3]).shape
-    torch.Size([1, 2, 7, 7])
-    """
-    if not -len(maps) <= layer < len(maps):
-        raise ValueError(
-            f"layer must be from 0 to {len(maps) - 1}, or -1 for the last, got {layer}"
-        )
-    chosen = maps[layer]
-    if heads is None:
-        return chosen
-    if not heads or not all(0 <= head < chosen.shape[1] for head in heads):
-        raise ValueError(
-            f"heads must be some numbers from 0 to {chosen.shape[1] - 1}, got {list(heads)}"
-        )
-    return chosen[:, list(heads)]
-
-
 def rollout(maps: Sequence[Tensor]) -> Tensor:
     """Return attention rollout (Abnar and Zuidema 2020): how much each token reaches each other.
 
