@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from mirrorhead._files import sha256_of, write_json
 from mirrorhead.lab.datasets.batches import even_batches
@@ -25,23 +26,9 @@ from mirrorhead.lab.datasets.encoded import Encoded, encode
 from mirrorhead.lab.datasets.eraser import Rationales, load_eraser
 from mirrorhead.lab.datasets.imdb import load_imdb
 from mirrorhead.lab.datasets.tokenizer import load_tokenizer
+from mirrorhead.lab.evaluation import rationales, sparsity
 from mirrorhead.lab.evaluation.attention_reading import normalized_entropy
-from mirrorhead.lab.evaluation.rationales import (
-    Scorer,
-    at_random,
-    cls_attention,
-    gradient_times_input,
-    score_edits,
-    score_rationales,
-)
 from mirrorhead.lab.evaluation.results import SHARES, SPLITS
-from mirrorhead.lab.evaluation.sparsity import (
-    attention_weights_by_kind,
-    count_large,
-    gini,
-    hoyer,
-    pruned,
-)
 from mirrorhead.lab.models import TextClassifier, TextSettings, attention_maps
 from mirrorhead.lab.runtime.errors import UserError
 from mirrorhead.lab.runtime.json_files import read_json
@@ -200,12 +187,16 @@ def _read(folder: Path) -> _Kept:
 
 def _test(run: Run, data: EvaluationData) -> dict[str, Any]:
     """Loss and accuracy of the best epoch's weights on the test split."""
-    return evaluate(run.model, data.test, batch_size=BATCH)
+    return _score(run.model, data)
+
+
+def _score(model: nn.Module, data: EvaluationData) -> dict[str, Any]:
+    return evaluate(model, data.test, batch_size=BATCH)
 
 
 def _weights(run: Run, data: EvaluationData) -> dict[str, Any]:
     """How sparse keys, queries and values are: Figure 8."""
-    return {kind: _sparsity(w) for kind, w in attention_weights_by_kind(run.model).items()}
+    return {kind: _sparsity(w) for kind, w in sparsity.attention_weights_by_kind(run.model).items()}
 
 
 def _sparsity(weights: torch.Tensor) -> dict[str, Any]:
@@ -213,19 +204,16 @@ def _sparsity(weights: torch.Tensor) -> dict[str, Any]:
     limit = float(weights.abs().max())
     counts, edges = np.histogram(weights.double().numpy(), BINS, (-(limit or 1), limit or 1))
     return {
-        "large": count_large(weights),
-        "gini": gini(weights) if limit else None,
-        "hoyer": hoyer(weights) if limit else None,
+        "large": sparsity.count_large(weights),
+        "gini": sparsity.gini(weights) if limit else None,
+        "hoyer": sparsity.hoyer(weights) if limit else None,
         "histogram": {"edges": edges.tolist(), "counts": counts.tolist()},
     }
 
 
 def _pruned(run: Run, data: EvaluationData) -> dict[str, Any]:
     """Accuracy on test without the smallest weights of each matrix, not trained again."""
-    return {
-        f"{share:g}": evaluate(pruned(run.model, share), data.test, batch_size=BATCH)["accuracy"]
-        for share in SHARES
-    }
+    return {f"{s:g}": _score(sparsity.pruned(run.model, s), data)["accuracy"] for s in SHARES}
 
 
 def _entropy(run: Run, data: EvaluationData) -> dict[str, Any]:
@@ -257,7 +245,7 @@ def _milestones(run: Run, data: EvaluationData) -> dict[str, Any]:
         epoch = weights.epoch
         if epoch not in accuracies:
             weights.load_into(model)
-            accuracies[epoch] = evaluate(model, data.test, batch_size=BATCH)["accuracy"]
+            accuracies[epoch] = _score(model, data)["accuracy"]
         scores = {"train_accuracy": train, "test_accuracy": accuracies[epoch]}
         found[f"{share:g}"] = {"epoch": epoch, **scores}
     return found
@@ -265,34 +253,29 @@ def _milestones(run: Run, data: EvaluationData) -> dict[str, Any]:
 
 def _eraser(run: Run, data: EvaluationData) -> dict[str, Any]:
     """Attention and its baselines against the words that people marked. Never pool the splits."""
-    return {
-        split: {
-            name: dataclasses.asdict(
-                score_rationales(run.model, scorer, data.eraser[split], data.tokenizer, data.share)
-            )
-            for name, scorer in _scorers(run)
-        }
-        for split in SPLITS["eraser"]
-    }
+    found: dict[str, Any] = {}
+    for split in SPLITS["eraser"]:
+        given = data.eraser[split], data.tokenizer, data.share
+        scores = {n: rationales.score_rationales(run.model, s, *given) for n, s in _scorers(run)}
+        found[split] = {name: dataclasses.asdict(score) for name, score in scores.items()}
+    return found
 
 
 def _cad(run: Run, data: EvaluationData) -> dict[str, Any]:
     """Attention and its baselines against the edits that flip the label."""
-    return {
-        split: {
-            name: dataclasses.asdict(score_edits(scorer, pairs, data.tokenizer))
-            for name, scorer in _scorers(run)
-        }
-        for split, pairs in data.cad.items()
-    }
+    found: dict[str, Any] = {}
+    for split, pairs in data.cad.items():
+        scores = {n: rationales.score_edits(s, pairs, data.tokenizer) for n, s in _scorers(run)}
+        found[split] = {name: dataclasses.asdict(score) for name, score in scores.items()}
+    return found
 
 
-def _scorers(run: Run) -> Iterable[tuple[str, Scorer]]:
+def _scorers(run: Run) -> Iterable[tuple[str, rationales.Scorer]]:
     model = run.model
     assert isinstance(model, TextClassifier)
-    yield "attention", cls_attention(model)
-    yield "gradient", gradient_times_input(model, model.tokens)
-    yield "random", at_random()
+    yield "attention", rationales.cls_attention(model)
+    yield "gradient", rationales.gradient_times_input(model, model.tokens)
+    yield "random", rationales.at_random()
 
 
 #: What is measured, by name.

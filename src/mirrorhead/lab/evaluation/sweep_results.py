@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -52,8 +52,6 @@ class _Final:
 
 @dataclass(frozen=True)
 class _Tuned:
-    """A candidate in the record of a sweep."""
-
     name: str
     chosen: OptimizerSettings | None
     tried: list[TriedRate]
@@ -93,23 +91,41 @@ def collect(
     record = read_json(path, _Record)
     asked = record.asked
     base = preset(asked.preset, OptimizerSettings("sgd"))
-    sizes = _sizes(load_sets(base, data, partial=partial))
+    if asked.epochs:
+        base = replace(base, training=replace(base.training, epochs=asked.epochs))
+    sets = load_sets(base, data, partial=partial)
     names = [run.run for one in record.tuned for run in one.final if not run.diverged]
     folders = [path.parent / name for name in dict.fromkeys(names)]
     found = dict(zip(folders, _measures(folders, jobs, data, partial), strict=True))
-    optimizers = tuple(_optimizer(one, path, found) for one in record.tuned)
-    results = ComparisonResults(
-        name=_study(asked.preset, base.data),
-        preset=asked.preset,
-        epochs=asked.epochs or base.training.epochs,
-        batch_size=base.training.batch_size,
-        rule=record.rule,
-        command=_command(_study(asked.preset, base.data), asked),
-        sizes=sizes,
-        optimizers=optimizers,
-        baselines=_baselines(list(found.values())),
+    optimizers = [_optimizer(one, path, found) for one in record.tuned]
+    command = _command(_study(asked.preset, base.data), asked)
+    return _write(
+        Path(out), asked.preset, base, sets, record.rule, command, optimizers, [*found.values()]
     )
-    write_results(Path(out), results)
+
+
+def _write(
+    path: Path,
+    name: str,
+    base: Preset,
+    sets: Sets,
+    rule: str,
+    command: str,
+    optimizers: Sequence[OptimizerResults],
+    measures: Sequence[dict[str, Any]],
+) -> ComparisonResults:
+    results = ComparisonResults(
+        name=_study(name, base.data),
+        preset=name,
+        epochs=base.training.epochs,
+        batch_size=base.training.batch_size,
+        rule=rule,
+        command=command,
+        sizes=Sizes(len(sets.train), len(sets.validation), len(sets.test)),
+        optimizers=tuple(optimizers),
+        baselines=_baselines(measures),
+    )
+    write_results(path, results)
     return results
 
 
@@ -133,20 +149,12 @@ def write_run_results(
         measures=from_plain(measures, Measures, str(run.folder / "measures.json")),
         seconds_per_epoch=_seconds(run.folder),
     )
-    name, base = candidate_name(training.optimizer), _preset_name(run)
-    results = ComparisonResults(
-        name=_study(base, run.preset.data),
-        preset=base,
-        epochs=training.epochs,
-        batch_size=training.batch_size,
-        rule="a single run; no learning rate was tuned",
-        command=f"mirrorhead evaluate {run.folder}",
-        sizes=_sizes(load_sets(run.preset, data, partial=partial)),
-        optimizers=(OptimizerResults(name, training.optimizer, (), (result,)),),
-        baselines=_baselines([measures]),
-    )
-    path = run.folder / RUN_RESULTS
-    write_results(path, results)
+    name = candidate_name(training.optimizer)
+    optimizer = OptimizerResults(name, training.optimizer, (), (result,))
+    sets = load_sets(run.preset, data, partial=partial)
+    path, command = run.folder / RUN_RESULTS, f"mirrorhead evaluate {run.folder}"
+    rule = "a single run; no learning rate was tuned"
+    _write(path, _preset_name(run), run.preset, sets, rule, command, [optimizer], [measures])
     return path
 
 
@@ -171,16 +179,11 @@ def _study(base: str, data: Any) -> Any:
 
 def _preset_name(run: Run) -> str:
     """Return the name of the preset whose model the run has, and which epoch it keeps."""
-
-    def about(chosen: Preset) -> Any:
-        return chosen.model, chosen.training.choose
-
-    same = (name for name, found in PRESETS.items() if about(found) == about(run.preset))
-    return next(same, "custom")
-
-
-def _sizes(sets: Sets) -> Sizes:
-    return Sizes(len(sets.train), len(sets.validation), len(sets.test))
+    ours, choose = run.preset.model, run.preset.training.choose
+    for name, found in PRESETS.items():
+        if (found.model, found.training.choose) == (ours, choose):
+            return name
+    return "custom"
 
 
 def _command(name: str, asked: Asked) -> str:
@@ -199,30 +202,21 @@ def _command(name: str, asked: Asked) -> str:
 
 
 def _optimizer(one: _Tuned, record: Path, found: dict[Path, dict[str, Any]]) -> OptimizerResults:
-    where, root = str(record), record.parent
-    runs = [
-        {
-            **asdict(run),
-            "measures": found[root / run.run],
-            "seconds_per_epoch": _seconds(root / run.run),
-        }
-        for run in one.final
-        if not run.diverged
-    ]
-    return OptimizerResults(
-        one.name,
-        one.chosen,
-        tuple(one.tried),
-        from_plain(runs, tuple[RunResults, ...], where),
-        tuple(run.seed for run in one.final if run.diverged),
-    )
+    runs = []
+    for run in one.final:
+        if not run.diverged:
+            folder = record.parent / run.run
+            more = {"measures": found[folder], "seconds_per_epoch": _seconds(folder)}
+            runs.append({**asdict(run), **more})
+    diverged = tuple(run.seed for run in one.final if run.diverged)
+    done = from_plain(runs, tuple[RunResults, ...], str(record))
+    return OptimizerResults(one.name, one.chosen, tuple(one.tried), done, diverged)
 
 
 def _seconds(folder: Path) -> float | None:
     """Return the seconds of the fastest epoch in the log: other work can only add to them."""
-    events = [event for _, event in read_log(folder / "log.jsonl")]
-    seconds = [event["seconds"] for event in events if event["kind"] == "epoch"]
-    return min(seconds) if seconds else None
+    events = (event for _, event in read_log(folder / "log.jsonl"))
+    return min((event["seconds"] for event in events if event["kind"] == "epoch"), default=None)
 
 
 def _baselines(measures: Sequence[dict[str, Any]]) -> dict[str, RandomScores]:
@@ -250,13 +244,12 @@ def _measures(
     """Measure each folder, in that order, with a progress bar."""
     from joblib import delayed
 
-    job, name = delayed(_measure_one), "measuring"
-    tasks = [job(folder, data, partial) for folder in folders]
+    tasks = [delayed(_measure_one)(folder, data, partial) for folder in folders]
     found: Any = worker_processes(jobs, return_as="generator")(tasks)
-    with ProgressBars({name: len(folders)}, "runs") as bars:
+    with ProgressBars({"measuring": len(folders)}, "runs") as bars:
         for measures in found:
             yield measures
-            bars.advance(name)
+            bars.advance("measuring")
 
 
 def _measure_one(folder: Path, data: str | Path | None, partial: bool) -> dict[str, Any]:

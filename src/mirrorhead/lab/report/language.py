@@ -14,17 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from mirrorhead.lab.evaluation.language_results import (
-    METHODS,
-    RATES,
-    SEEDS,
-    SHARES,
-    TABLE_SEEDS,
-    TUNING_SEED,
-    LanguageRun,
-    Runs,
-    chosen_rate,
-)
+from mirrorhead.lab.evaluation import language_results as study
+from mirrorhead.lab.evaluation.language_results import METHODS, RATES, SEEDS, LanguageRun, Runs
 from mirrorhead.lab.plots import COLOURS, Figure, legend_below, mean_band, panels
 from mirrorhead.lab.report.figures import PartFigure
 from mirrorhead.lab.report.findings import Finding, Part
@@ -60,8 +51,8 @@ def part(runs: Runs) -> Part:
         f" out, the test set reviews of other films. {len(runs)} runs."
     )
     tuning = (
-        f"{len(RATES)} learning rates for each method, each run once with seed {TUNING_SEED}; the"
-        " lowest validation loss chooses; the chosen rate is run with seeds"
+        f"{len(RATES)} learning rates for each method, each run once with seed {study.TUNING_SEED};"
+        " the lowest validation loss chooses; the chosen rate is run with seeds"
         f" {SEEDS[0]} to {SEEDS[-1]}, and only these are compared"
     )
     findings = tuple(judge(runs, claim) for claim in CLAIMS)
@@ -107,8 +98,8 @@ def _asked(runs: Runs, side: str) -> tuple[str, float | None, tuple[int, ...]]:
     """Return method, rate and seeds of a side: a method at its chosen rate, or "at" another."""
     method, _, rate = side.partition(AT)
     if rate:
-        return method, float(rate), (TUNING_SEED, *TABLE_SEEDS)
-    return method, chosen_rate(runs, method), SEEDS
+        return method, float(rate), (study.TUNING_SEED, *study.TABLE_SEEDS)
+    return method, study.chosen_rate(runs, method), SEEDS
 
 
 def _found(runs: Runs, name: str, lr: float | None, seeds: Sequence[int]) -> list[LanguageRun]:
@@ -118,13 +109,13 @@ def _found(runs: Runs, name: str, lr: float | None, seeds: Sequence[int]) -> lis
 
 def _final(runs: Runs, name: str) -> list[Any]:
     """Return the runs at the chosen rate that are compared, without those that diverged."""
-    found = _found(runs, name, chosen_rate(runs, name), SEEDS)
+    found = _found(runs, name, study.chosen_rate(runs, name), SEEDS)
     return [run for run in found if not run.diverged]
 
 
 def _at(runs: Runs, name: str, lr: float) -> list[LanguageRun]:
     """Return all runs at a rate."""
-    return _found(runs, name, lr, (TUNING_SEED, *SEEDS))
+    return _found(runs, name, lr, (study.TUNING_SEED, *SEEDS))
 
 
 def _losses(found: Sequence[LanguageRun]) -> list[float]:
@@ -158,8 +149,8 @@ def _plot_rates(axis: Any, runs: Runs, name: str, **line: Any) -> None:
 
 def _plot_pruned(axis: Any, runs: Runs, name: str, **line: Any) -> None:
     if found := _final(runs, name):
-        losses = np.array([[run.test, *(run.pruned[s] for s in SHARES)] for run in found])
-        mean_band(axis, (0.0, *SHARES), losses, marker="o", **line)
+        losses = np.array([[run.test, *(run.pruned[s] for s in study.SHARES)] for run in found])
+        mean_band(axis, (0.0, *study.SHARES), losses, marker="o", **line)
 
 
 #: Name, caption, what is drawn for a method, and the axes.
@@ -184,7 +175,7 @@ DRAWINGS = (
 
 def _results(runs: Runs) -> Table:
     def rate(name: str) -> Cell:
-        lr = chosen_rate(runs, name)
+        lr = study.chosen_rate(runs, name)
         edge = " **" if lr in (min(RATES), max(RATES)) else ""
         return Cell(f"{lr:g}{edge}", lr) if lr else NOTHING
 
@@ -227,7 +218,7 @@ def _pruned(runs: Runs) -> Table:
         return mean([run.pruned[share] if share else run.test for run in _final(runs, name)], 3)
 
     columns = {"Method": word, "Whole": partial(at, 0.0)}
-    columns |= {f"{100 * share:g} % pruned": partial(at, share) for share in SHARES}
+    columns |= {f"{100 * share:g} % pruned": partial(at, share) for share in study.SHARES}
     note = "Test loss when the smallest weights of every matrix are set to 0, without retraining."
     return Table.of(f"{NAME}-pruned", "Pruning", columns, METHODS, f"{note} {PLUS_MINUS}")
 

@@ -207,23 +207,16 @@ def judge_claim(study: ComparisonResults, claim: Claim) -> Finding:
 def judge_comparisons(
     claim: Claim,
     values: Callable[[str, Measure], Sequence[float]],
-    *,
-    command: str,
-    docs: tuple[str, str],
-    about: str,
     left_out: str = "",
     differs: str = "",
+    **about: Any,
 ) -> Finding:
     """Judge a claim by the rule.
 
     values: a measure of each run of one side; a ValueError says why there are none.
-    command, docs, about: as in `Finding`; differs: as in `rule`.
-    left_out: what is not in the means.
+    left_out: what is not in the means; differs: as in `rule`; about: more of the finding.
     """
-    finding = Finding(
-        name=claim.name, title=claim.title, claim=claim.text, command=command, docs=docs,
-        about=about,
-    )  # fmt: skip
+    finding = Finding(name=claim.name, title=claim.title, claim=claim.text, **about)
     compared, lacking = [], []
     for asked in claim.comparisons:
         try:
