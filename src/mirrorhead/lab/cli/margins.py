@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from mirrorhead.lab.cli.options import DataFolder, Flag, Json, Partial
+from mirrorhead.lab.cli.options import DataFolder, Flag, Json, Partial, user_errors
 from mirrorhead.lab.runtime.errors import UserError
 from mirrorhead.lab.runtime.progress import ProgressBars
 
@@ -124,12 +124,10 @@ class Margins:
         from mirrorhead.lab.models.pretrained import PretrainedError, load_encoder, load_tokenizer
 
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a folder is all that is read
-        try:
+        with user_errors(PretrainedError):
             # In half precision, attention is too coarse to be compared with the formula.
             model: Any = load_encoder(self.model).float().eval()
             tokenizer = load_tokenizer(self.model)
-        except PretrainedError as error:
-            raise UserError(str(error)) from error
         texts = self._texts(trained_on=False)
         rows = tokenizer(texts, truncation=True, max_length=self.tokens)["input_ids"]
         ids, mask = _padded(rows, int(tokenizer.pad_token_id or 0))

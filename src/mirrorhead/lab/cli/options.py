@@ -1,7 +1,9 @@
-"""Options that several commands have: types with their help, and where to compute."""
+"""What several commands share: options with their help, where to compute, and errors."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -49,3 +51,12 @@ def chosen_backend(name: BackendName, address: str, jobs: int | None, out: Path)
     if name == "dask" and not address:
         raise UserError("--backend dask needs --address, such as tcp://host:8786")
     return dask(address) if name == "dask" else local(jobs)
+
+
+@contextmanager
+def user_errors(*kinds: type[Exception]) -> Iterator[None]:
+    """Report errors of these kinds as one line: the user can correct them."""
+    try:
+        yield
+    except kinds as error:
+        raise UserError(str(error)) from error

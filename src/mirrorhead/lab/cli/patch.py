@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import OmitSubcommandPrefixes, Positional, arg, subcommand
 
-from mirrorhead.lab.cli.options import Flag, Json
+from mirrorhead.lab.cli.options import Flag, Json, user_errors
 from mirrorhead.lab.runtime.errors import UserError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Make:
         import mirrorhead as mh
 
         _check_new(self.out)
-        with _errors(), _bar("comparing") as progress:
+        with user_errors(ValueError, OSError), _bar("comparing") as progress:
             names = ("keep", "count", "max_bytes", "tolerance", "random", "seed", "whole")
             options: Any = {name: getattr(self, name) for name in names}
             patch = mh.Patch.between(self.base, self.tuned, **options, progress=progress)
@@ -112,7 +112,7 @@ class Info:
 
         if self.largest < 0:
             raise UserError(f"--largest must be at least 0, got {self.largest}")
-        with _errors():
+        with user_errors(ValueError, OSError):
             patch = mh.Patch.load(self.patch)
         if self.json:
             return _print_json(_summary(patch, self.patch, self.largest))
@@ -144,7 +144,7 @@ class Merge:
         if len(self.patches) < 2:
             raise UserError(f"give at least two patches, got {len(self.patches)}")
         _check_new(self.out)
-        with _errors():
+        with user_errors(ValueError, OSError):
             parts = [mh.Patch.load(path).without(*self.without) for path in self.patches]
             merged = mh.Patch.merge(parts, self.method, base=self.base)
             merged.save(self.out)
@@ -168,15 +168,6 @@ class Patch:
 
 
 @contextmanager
-def _errors() -> Iterator[None]:
-    """Report errors that the user can correct as one line."""
-    try:
-        yield
-    except (ValueError, OSError) as error:  # PatchError is a ValueError
-        raise UserError(str(error)) from error
-
-
-@contextmanager
 def _bar(label: str) -> Iterator[Callable[[int, int], None]]:
     """Yield a function that shows how many bytes of the total are done."""
     from mirrorhead.lab.runtime.progress import ProgressBars
@@ -188,7 +179,7 @@ def _bar(label: str) -> Iterator[Callable[[int, int], None]]:
 def _write_copy(command: Apply | Revert, source: Path, reverting: bool) -> int:
     import mirrorhead as mh
 
-    with _errors():
+    with user_errors(ValueError, OSError):
         patch = mh.Patch.load(command.patch)
         if reverting:
             what, doing, write, verify = "base", "reverting", patch.revert, patch.verify_base

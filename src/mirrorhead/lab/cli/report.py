@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import arg
 
+from mirrorhead.lab.cli.options import user_errors
 from mirrorhead.lab.experiments import NAMES
 from mirrorhead.lab.runtime.errors import UserError
 
@@ -48,7 +49,7 @@ class Report:
         from mirrorhead.lab.report.terminal import print_findings, print_place
 
         page = self.out / "report.html"
-        try:
+        with user_errors(OSError):
             check_free(page)
             studies = study_parts(self.results)
             evaluated = load_single_runs(self.runs)
@@ -64,8 +65,6 @@ class Report:
             write_report(page, findings, parts, missing)
             if self.markdown is not None:
                 write_markdown(self.markdown, studies)
-        except OSError as error:
-            raise UserError(str(error)) from error
         claims = [finding for each in parts for finding in each.findings]
         print_findings([*findings, *claims], Console())
         for what, command in missing:

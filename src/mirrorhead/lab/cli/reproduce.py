@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import UseAppendAction, arg
 
-from mirrorhead.lab.cli.options import Address, BackendName, Flag, Jobs, chosen_backend
+from mirrorhead.lab.cli.options import Address, BackendName, Flag, Jobs, chosen_backend, user_errors
 from mirrorhead.lab.experiments import NAMES
 from mirrorhead.lab.runtime.errors import UserError
 
@@ -60,14 +60,12 @@ class Reproduce:
         page, console = out / "report.html", Console()
         runs = self._runs()
         backend = chosen_backend(self.backend, self.address, self.jobs, out)
-        try:
+        with user_errors(OSError):
             check_free(page)
             parts = study_parts(self.results)  # damaged files are named before the work
             execute(runs, out, backend, console)
             findings = [finding_of(run, out) for run in runs]
             write_report(page, with_stored(findings, out), parts)
-        except OSError as error:
-            raise UserError(str(error)) from error
         claims = [finding for each in parts for finding in each.findings]
         print_findings([*findings, *claims], console)
         print_place(page)
@@ -86,7 +84,5 @@ class Reproduce:
         if self.trials is not None and self.trials < 1:
             raise UserError(f"--trials must be at least 1, got {self.trials}")
         names = dict.fromkeys(given) or NAMES
-        try:
+        with user_errors(TypeError, ValueError):
             return [plan(load(name), full=self.full, trials=self.trials) for name in names]
-        except (TypeError, ValueError) as error:
-            raise UserError(str(error)) from error

@@ -19,6 +19,7 @@ from mirrorhead.lab.cli.options import (
     Partial,
     PresetInt,
     chosen_backend,
+    user_errors,
 )
 from mirrorhead.lab.runtime.errors import UserError
 
@@ -121,14 +122,10 @@ class Sweep:
             bars.advance(name)
             bars.say(_outcome(trial, outcome, stored))
 
-        try:
-            with bars:
-                return sweep(
-                    name, candidates, out, seeds=seeds, epochs=self.epochs, backend=backend,
-                    data=self.data, partial=self.partial, listener=listener,
-                )  # fmt: skip
-        except (BackendError, ValueError) as error:
-            raise UserError(str(error)) from error
+        options: Any = {"data": self.data, "partial": self.partial, "epochs": self.epochs}
+        options |= {"seeds": seeds, "backend": backend, "listener": listener}
+        with user_errors(BackendError, ValueError), bars:
+            return sweep(name, candidates, out, **options)
 
     def _candidates(self) -> Candidates:
         from mirrorhead.lab.training.comparisons import parse_candidate

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tyro.conf import Positional, arg
 
 from mirrorhead._files import remove_folder, write_atomically, write_json
-from mirrorhead.lab.cli.options import DataFolder, Download, Json, Partial, RunFolder
+from mirrorhead.lab.cli.options import DataFolder, Download, Json, Partial, RunFolder, user_errors
 from mirrorhead.lab.runtime.errors import UserError
 
 if TYPE_CHECKING:
@@ -68,10 +68,8 @@ class Tune:
         from mirrorhead.lab.datasets import DataError
         from mirrorhead.lab.models.pretrained import PretrainedError
 
-        try:
+        with user_errors(DataError, PretrainedError, ValueError, OSError):
             return self._tune()
-        except (DataError, PretrainedError, ValueError, OSError) as error:
-            raise UserError(str(error)) from error
 
     def _tune(self) -> int:
         from mirrorhead.lab.models.pretrained import PretrainedClassifier, default_encoder
