@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional, arg
 
 from mirrorhead._files import write_atomically
-from mirrorhead.lab.cli.options import Flag
+from mirrorhead.lab.cli.options import Flag, option
 from mirrorhead.lab.runtime.errors import UserError
 
 if TYPE_CHECKING:
@@ -32,15 +32,15 @@ class Attention:
     """The folder of a run."""
     sentences: Annotated[Positional[tuple[str, ...]], arg(metavar="SENTENCE")]
     """One or more, each in quotes."""
-    layer: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: the last)")] = None
+    layer: Annotated[int | None, option("N", "(default: the last)")] = None
     """From 0."""
-    head: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: all)")] = None
+    head: Annotated[int | None, option("N", "(default: all)")] = None
     """From 0."""
     rollout: Flag = False
     """All layers together, by attention rollout, instead of one."""
-    html: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    html: Annotated[Path | None, option("FILE")] = None
     """Write a page instead, in which one can point at tokens."""
-    data: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None
+    data: Annotated[Path | None, option("FOLDER")] = None
     """The folder of all data sets, for the vocabulary (default: $MIRRORHEAD_DATA)."""
     partial: Flag = False
     """Accept another vocabulary than BERT's, as a run with --partial does."""

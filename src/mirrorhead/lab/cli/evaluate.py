@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from mirrorhead.lab.cli.options import DataFolder, Partial
+from mirrorhead.lab.cli.options import DataFolder, Partial, option
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -39,9 +39,7 @@ class Evaluate:
 
     folder: Annotated[Positional[Path], arg(metavar="RUN")]
     """The folder of a run."""
-    on: Annotated[
-        tuple[Part, ...], UseAppendAction, arg(metavar="PART", help_behavior_hint="")
-    ] = ()
+    on: Annotated[tuple[Part, ...], UseAppendAction, option("PART")] = ()
     """Measure this alone: test (accuracy), weights, pruned, entropy, eraser (rationales), cad
     (counterfactual edits) or milestones (accuracy along training); may be repeated. All that fit
     the run if not given."""

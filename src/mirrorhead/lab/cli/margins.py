@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from mirrorhead.lab.cli.options import DataFolder, Flag, Json, Partial, user_errors
+from mirrorhead.lab.cli.options import DataFolder, Flag, Json, Partial, option, user_errors
 from mirrorhead.lab.runtime.errors import UserError
 from mirrorhead.lab.runtime.progress import ProgressBars
 
@@ -43,7 +43,7 @@ class Margins:
         arg(help_behavior_hint="(default: last if the model is causal)"),
     ] = None
     """Whose attention is read: the first token, [CLS], or the last one."""
-    texts: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    texts: Annotated[Path | None, option("FILE")] = None
     """A text per line (default: IMDb reviews that the run was trained on)."""
     seed: int = 0
     """Of the draw of the texts."""

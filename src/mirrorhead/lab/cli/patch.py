@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import OmitSubcommandPrefixes, Positional, arg, subcommand
 
-from mirrorhead.lab.cli.options import Flag, Json, user_errors
+from mirrorhead.lab.cli.options import Flag, Json, option, user_errors
 from mirrorhead.lab.runtime.errors import UserError
 
 if TYPE_CHECKING:
@@ -31,13 +31,13 @@ class Make:
     """The same after fine-tuning."""
     out: _Out
     """The patch to write; by custom, its name ends with .safetensors."""
-    keep: Annotated[float | None, arg(metavar="SHARE", help_behavior_hint="")] = None
+    keep: Annotated[float | None, option("SHARE")] = None
     """Share of the weights to change, such as 0.001."""
-    count: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
+    count: Annotated[int | None, option("N")] = None
     """Number of weights to change."""
-    max_bytes: Annotated[str | None, arg(metavar="SIZE", help_behavior_hint="")] = None
+    max_bytes: Annotated[str | None, option("SIZE")] = None
     """Largest size of the patch, such as "2 MB"."""
-    tolerance: Annotated[float | None, arg(metavar="CHANGE", help_behavior_hint="")] = None
+    tolerance: Annotated[float | None, option("CHANGE")] = None
     """Change every weight that moved by more than this."""
     random: Flag = False
     """Take changes at random, each divided by --keep (DARE), instead of the largest."""
@@ -132,7 +132,7 @@ class Merge:
     """The patch to write."""
     method: Literal["sum", "mean", "ties"] = "sum"
     """Add the changes, take their mean, or let them elect a sign as TIES does."""
-    base: Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="")] = None
+    base: Annotated[Path | None, option("PATH")] = None
     """The base; with it, the merged patch knows the hashes that --verify compares with."""
     without: tuple[str, ...] = ()
     """Patterns of tensors to leave out, such as "head.*"."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import arg
 
-from mirrorhead.lab.cli.options import user_errors
+from mirrorhead.lab.cli.options import option, user_errors
 from mirrorhead.lab.experiments import NAMES
 from mirrorhead.lab.runtime.errors import UserError
 
@@ -34,7 +34,7 @@ class Report:
     """Where the files of studies are, such as imdb.json."""
     runs: Annotated[Path, arg(metavar="FOLDER")] = Path("runs")
     """Where the folders of single runs are; those that `mirrorhead evaluate` has measured count."""
-    markdown: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    markdown: Annotated[Path | None, option("FILE")] = None
     """Also fill the marks in this Markdown page with the tables, and write its figures."""
 
     def run(self) -> int:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import UseAppendAction, arg
 
-from mirrorhead.lab.cli.options import Address, BackendName, Flag, Jobs, chosen_backend, user_errors
+from mirrorhead.lab.cli import options
+from mirrorhead.lab.cli.options import option
 from mirrorhead.lab.experiments import NAMES
 from mirrorhead.lab.runtime.errors import UserError
 
@@ -30,22 +31,18 @@ class Reproduce:
     are in the report if they are in --results.
     """
 
-    only: Annotated[
-        tuple[str, ...], UseAppendAction, arg(help=ONLY_HELP, metavar="NAME", help_behavior_hint="")
-    ] = ()
-    trials: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: its own)")] = None
+    only: Annotated[tuple[str, ...], UseAppendAction, option("NAME", "", ONLY_HELP)] = ()
+    trials: Annotated[int | None, option("N", "(default: its own)")] = None
     """Trials of each experiment whose number of trials is free."""
-    out: Annotated[
-        Path | None, arg(metavar="FOLDER", help_behavior_hint="(default: out, or out-full)")
-    ] = None
+    out: Annotated[Path | None, option("FOLDER", "(default: out, or out-full)")] = None
     """Where results and report go."""
     results: Annotated[Path, arg(metavar="FOLDER")] = Path("results")
     """Where results on real data are, if there are any."""
-    full: Flag = False
+    full: options.Flag = False
     """The paper's sizes instead of those for a demonstration."""
-    backend: BackendName = "local"
-    address: Address = ""
-    jobs: Jobs = None
+    backend: options.BackendName = "local"
+    address: options.Address = ""
+    jobs: options.Jobs = None
 
     def run(self) -> int:
         from rich.console import Console
@@ -59,8 +56,8 @@ class Reproduce:
         out = self.out or Path("out-full" if self.full else "out")
         page, console = out / "report.html", Console()
         runs = self._runs()
-        backend = chosen_backend(self.backend, self.address, self.jobs, out)
-        with user_errors(OSError):
+        backend = options.chosen_backend(self.backend, self.address, self.jobs, out)
+        with options.user_errors(OSError):
             check_free(page)
             parts = study_parts(self.results)  # damaged files are named before the work
             execute(runs, out, backend, console)
@@ -84,5 +81,5 @@ class Reproduce:
         if self.trials is not None and self.trials < 1:
             raise UserError(f"--trials must be at least 1, got {self.trials}")
         names = dict.fromkeys(given) or NAMES
-        with user_errors(TypeError, ValueError):
+        with options.user_errors(TypeError, ValueError):
             return [plan(load(name), full=self.full, trials=self.trials) for name in names]

@@ -9,18 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tyro.conf import Positional, UseAppendAction, arg
+from tyro.conf import Positional, UseAppendAction
 
-from mirrorhead.lab.cli.options import (
-    Address,
-    BackendName,
-    DataFolder,
-    Jobs,
-    Partial,
-    PresetInt,
-    chosen_backend,
-    user_errors,
-)
+from mirrorhead.lab.cli import options
+from mirrorhead.lab.cli.options import option
 from mirrorhead.lab.runtime.errors import UserError
 
 if TYPE_CHECKING:
@@ -51,31 +43,24 @@ class Sweep:
     candidate: Annotated[
         tuple[str, ...],
         UseAppendAction,
-        arg(
-            help=CANDIDATE_HELP,
-            metavar="CANDIDATE",
+        option(
+            "CANDIDATE",
+            "(default: those of the published comparison)",
+            CANDIDATE_HELP,
             aliases=["--rival"],
-            help_behavior_hint="(default: those of the published comparison)",
         ),
     ] = ()
-    preset: Annotated[
-        tuple[str, ...],
-        arg(metavar="NAME ...", help_behavior_hint="(default: laptop, or laptop-vit)"),
-    ] = ()
+    preset: Annotated[tuple[str, ...], option("NAME ...", "(default: laptop, or laptop-vit)")] = ()
     """Everything but the optimizer, as in mirrorhead train; with several, a sweep for each."""
-    seeds: Annotated[
-        tuple[int, ...], arg(metavar="N ...", help_behavior_hint="(default: 5 or 3 of them)")
-    ] = ()
+    seeds: Annotated[tuple[int, ...], option("N ...", "(default: 5 or 3 of them)")] = ()
     """Seeds of the runs that are compared. Tuning uses the first."""
-    epochs: PresetInt = None
-    backend: BackendName = "local"
-    address: Address = ""
-    jobs: Jobs = None
-    data: DataFolder = None
-    partial: Partial = False
-    out: Annotated[
-        Path | None, arg(metavar="FOLDER", help_behavior_hint="(default: runs/imdb or so)")
-    ] = None
+    epochs: options.PresetInt = None
+    backend: options.BackendName = "local"
+    address: options.Address = ""
+    jobs: options.Jobs = None
+    data: options.DataFolder = None
+    partial: options.Partial = False
+    out: Annotated[Path | None, option("FOLDER", "(default: runs/imdb or so)")] = None
     """The folder of all runs; on a cluster, on a file system that all machines share."""
 
     def run(self) -> int:
@@ -89,7 +74,7 @@ class Sweep:
         out = self.out or Path("runs") / self.task
         candidates, seeds = self._candidates() or usual.candidates, self.seeds or usual.seeds
         presets = self._presets() or [usual.preset]
-        backend = chosen_backend(self.backend, self.address, self.jobs, out)
+        backend = options.chosen_backend(self.backend, self.address, self.jobs, out)
         failed = 0
         for name in presets:
             try:
@@ -122,10 +107,10 @@ class Sweep:
             bars.advance(name)
             bars.say(_outcome(trial, outcome, stored))
 
-        options: Any = {"data": self.data, "partial": self.partial, "epochs": self.epochs}
-        options |= {"seeds": seeds, "backend": backend, "listener": listener}
-        with user_errors(BackendError, ValueError), bars:
-            return sweep(name, candidates, out, **options)
+        given: Any = {"data": self.data, "partial": self.partial, "epochs": self.epochs}
+        given |= {"seeds": seeds, "backend": backend, "listener": listener}
+        with options.user_errors(BackendError, ValueError), bars:
+            return sweep(name, candidates, out, **given)
 
     def _candidates(self) -> Candidates:
         from mirrorhead.lab.training.comparisons import parse_candidate

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from mirrorhead.lab.cli.options import DataFolder, Download, Flag, Partial, PresetInt, RunFolder
+from mirrorhead.lab.cli import options
+from mirrorhead.lab.cli.options import option
 from mirrorhead.lab.runtime.errors import UserError
 
 if TYPE_CHECKING:
@@ -35,48 +36,39 @@ class Train:
     )
     p: float = 1.1
     """Exponent of the norm, for mirror-descent and mirror-adam."""
-    lr: Annotated[float | None, arg(metavar="LR", help_behavior_hint="(default: known for p)")] = (
-        None
-    )
+    lr: Annotated[float | None, option("LR", "(default: known for p)")] = None
     """Learning rate. Needed by all but mirror-descent."""
     momentum: float = 0.0
-    normalize: Annotated[
-        Literal["tensor", "global"] | None, arg(metavar="{tensor,global}", help_behavior_hint="")
-    ] = None
+    normalize: Annotated[Literal["tensor", "global"] | None, option("{tensor,global}")] = None
     """Divide gradients by their dual norm, that of each tensor or of all; for mirror-descent."""
     weight_decay: float = 0.0
     l1: float = 0.0
     """Weight of the l1 norm, for proximal-l1."""
     schedule: Annotated[
-        Literal["constant", "cosine"] | None,
-        arg(metavar="{constant,cosine}", help_behavior_hint="(default: preset's)"),
+        Literal["constant", "cosine"] | None, option("{constant,cosine}", "(default: preset's)")
     ] = None
     """Keep the learning rate, or lower it to 0 over all epochs along a cosine."""
-    warmup: Annotated[float | None, arg(metavar="SHARE", help_behavior_hint="(default: 0)")] = None
+    warmup: Annotated[float | None, option("SHARE", "(default: 0)")] = None
     """Share of all steps in which the learning rate grows from 0."""
-    clip: Annotated[float | None, arg(metavar="NORM", help_behavior_hint="(default: preset's)")] = (
-        None
-    )
+    clip: Annotated[float | None, option("NORM", "(default: preset's)")] = None
     """Largest 2-norm of the gradient; 0 turns clipping off."""
-    stop_at: Annotated[
-        float | None, arg(metavar="SHARE", help_behavior_hint="(default: preset's)")
-    ] = None
+    stop_at: Annotated[float | None, option("SHARE", "(default: preset's)")] = None
     """Stop after an epoch with this training accuracy, such as 0.995; 0 never stops early."""
-    epochs: PresetInt = None
-    batch_size: PresetInt = None
+    epochs: options.PresetInt = None
+    batch_size: options.PresetInt = None
     """Examples per step, over all processes together."""
     seed: int = 0
     """Seed of the first weights, the order of examples, and dropout."""
-    compile: Flag = False
+    compile: options.Flag = False
     """Train through torch.compile."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """With torchrun: replicate the model, or shard it."""
-    data: DataFolder = None
-    download: Download = False
-    partial: Partial = False
-    tensorboard: Flag = False
+    data: options.DataFolder = None
+    download: options.Download = False
+    partial: options.Partial = False
+    tensorboard: options.Flag = False
     """Also write the losses and accuracies for TensorBoard, to tensorboard/ in the run's folder."""
-    out: RunFolder = None
+    out: options.RunFolder = None
 
     def run(self) -> int:
         from mirrorhead.lab.training.process_group import process_group
@@ -150,13 +142,13 @@ class Train:
         from mirrorhead.lab.training import OptimizerSettings
 
         names = ("momentum", "normalize", "weight_decay", "l1")
-        options: dict[str, Any] = {name: getattr(self, name) for name in names}
+        given: dict[str, Any] = {name: getattr(self, name) for name in names}
         if self.lr is None:
-            if self.optimizer != "mirror-descent" or any(options.values()):
+            if self.optimizer != "mirror-descent" or any(given.values()):
                 raise UserError(f"--lr is needed for {self.optimizer} with these options")
             return None
         p = self.p if self.optimizer in ("mirror-descent", "mirror-adam") else None
-        return OptimizerSettings(self.optimizer, lr=self.lr, p=p, **options)
+        return OptimizerSettings(self.optimizer, lr=self.lr, p=p, **given)
 
     def _preset_name(self) -> str:
         return self.preset or ("laptop" if self.task == "imdb" else "laptop-vit")

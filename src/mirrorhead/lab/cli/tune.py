@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from tyro.conf import Positional, arg
+from tyro.conf import Positional
 
 from mirrorhead._files import remove_folder, write_atomically, write_json
-from mirrorhead.lab.cli.options import DataFolder, Download, Json, Partial, RunFolder, user_errors
+from mirrorhead.lab.cli import options
+from mirrorhead.lab.cli.options import option
 from mirrorhead.lab.runtime.errors import UserError
 
 if TYPE_CHECKING:
@@ -36,14 +37,11 @@ class Tune:
 
     task: Positional[str]
     """sst2, trec, subj, cr, or a file of one's own: .csv or .jsonl with "text" and "label"."""
-    base: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None
+    base: Annotated[Path | None, option("FOLDER")] = None
     """The pretrained encoder, a Hugging Face folder (default: all-MiniLM-L6-v2)."""
     p: float = 1.03
     """Exponent of the norm, above 1. The nearer to 1, the fewer weights matter."""
-    reach: Annotated[
-        float | None,
-        arg(metavar="R", help_behavior_hint="(default: 1.5 up to p = 1.18, then less)"),
-    ] = None
+    reach: Annotated[float | None, option("R", "(default: 1.5 up to p = 1.18, then less)")] = None
     """How far a weight moves whose gradient never changes sign."""
     keep: float = 0.001
     """Share of the fine-tuned weights that the patch holds."""
@@ -55,11 +53,11 @@ class Tune:
     """Tokens of a text; the rest is cut off."""
     seed: int = 0
     """Of the draw and the order of the texts."""
-    data: DataFolder = None
-    download: Download = False
-    partial: Partial = False
-    out: RunFolder = None
-    json: Json = False
+    data: options.DataFolder = None
+    download: options.Download = False
+    partial: options.Partial = False
+    out: options.RunFolder = None
+    json: options.Json = False
 
     def run(self) -> int:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a folder is all that is read
@@ -68,7 +66,7 @@ class Tune:
         from mirrorhead.lab.datasets import DataError
         from mirrorhead.lab.models.pretrained import PretrainedError
 
-        with user_errors(DataError, PretrainedError, ValueError, OSError):
+        with options.user_errors(DataError, PretrainedError, ValueError, OSError):
             return self._tune()
 
     def _tune(self) -> int:
@@ -165,8 +163,8 @@ class Tune:
         )
         print(f"patch: {folder / PATCH}")
         print(f"apply: mirrorhead patch apply {base} {folder / PATCH} -o TUNED")
-        options = f"--count WEIGHTS --whole '{HEAD}' -o FILE"
-        print(f"another size: mirrorhead patch make {base} {folder / TUNED} {options}")
+        how = f"--count WEIGHTS --whole '{HEAD}' -o FILE"
+        print(f"another size: mirrorhead patch make {base} {folder / TUNED} {how}")
         return 0
 
     def _task(self) -> Sentences:
