@@ -53,7 +53,7 @@ class Attention:
             if value is not None and not 0 <= value < count:
                 raise UserError(f"--{name} must be from 0 to {count - 1}, got {value}")
         if self.html is not None:
-            from mirrorhead.lab.report.attention_page import render_attention
+            from mirrorhead.lab.report.page import render_attention
 
             page = render_attention(
                 readings, self.folder.name, layer=self.layer, head=self.head, rolled=self.rollout

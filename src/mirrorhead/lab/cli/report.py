@@ -43,10 +43,9 @@ class Report:
         from mirrorhead.lab.evaluation.results import load_single_runs
         from mirrorhead.lab.report.findings import with_stored
         from mirrorhead.lab.report.markdown import write_markdown
-        from mirrorhead.lab.report.page import check_free, write_report
+        from mirrorhead.lab.report.page import check_free, print_findings, print_place, write_report
         from mirrorhead.lab.report.real_data import single_runs
         from mirrorhead.lab.report.studies import study_parts
-        from mirrorhead.lab.report.terminal import print_findings, print_place
 
         page = self.out / "report.html"
         with user_errors(OSError):

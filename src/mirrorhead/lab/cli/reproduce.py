@@ -49,9 +49,8 @@ class Reproduce:
 
         from mirrorhead.lab.experiments.runner import execute
         from mirrorhead.lab.report.findings import finding_of, with_stored
-        from mirrorhead.lab.report.page import check_free, write_report
+        from mirrorhead.lab.report.page import check_free, print_findings, print_place, write_report
         from mirrorhead.lab.report.studies import study_parts
-        from mirrorhead.lab.report.terminal import print_findings, print_place
 
         out = self.out or Path("out-full" if self.full else "out")
         page, console = out / "report.html", Console()
