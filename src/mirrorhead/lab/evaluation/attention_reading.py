@@ -66,14 +66,10 @@ def read_attention(
     with evaluating(model), torch.no_grad():
         probabilities = model(ids)[0].double().softmax(dim=0)
     best = int(probabilities.argmax())
-    return AttentionReading(
-        tuple(found.tokens),
-        torch.cat(maps),
-        rollout(maps)[0],
-        classes[best],
-        float(probabilities[best]),
-        sum(len(part.ids) - 2 for part in found.overflowing),
-    )
+    predicted = classes[best], float(probabilities[best])
+    left_out = sum(len(part.ids) - 2 for part in found.overflowing)
+    tokens = tuple(found.tokens)
+    return AttentionReading(tokens, torch.cat(maps), rollout(maps)[0], *predicted, left_out)
 
 
 def rollout(maps: Sequence[Tensor]) -> Tensor:

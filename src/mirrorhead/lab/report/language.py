@@ -1,7 +1,6 @@
 """The study of language models in the report: what is claimed of MirrorAdam, figures and tables.
 
-The claims and the rule are those of `mirrorhead.lab.evaluation.language_results`, written before
-the first run. Losses are nats per character on test data.
+The claims and the rule were written before the first run. Losses are nats per character.
 """
 
 from __future__ import annotations
@@ -91,7 +90,8 @@ def _values(runs: Runs, side: str, measure: Measure) -> list[float]:
     found = _found(runs, method, lr, seeds)
     if left := sorted({*seeds} - {run.seed for run in found}):
         raise ValueError(f"{method} at {lr:g} has no run of seeds {left}")
-    return [GUESS if run.diverged else measure.of(run) for run in found]  # pyright: ignore[reportReturnType]
+    of: Callable[[LanguageRun], Any] = measure.of
+    return [GUESS if run.diverged else of(run) for run in found]
 
 
 def _asked(runs: Runs, side: str) -> tuple[str, float | None, tuple[int, ...]]:
@@ -114,7 +114,6 @@ def _final(runs: Runs, name: str) -> list[Any]:
 
 
 def _at(runs: Runs, name: str, lr: float) -> list[LanguageRun]:
-    """Return all runs at a rate."""
     return _found(runs, name, lr, (study.TUNING_SEED, *SEEDS))
 
 

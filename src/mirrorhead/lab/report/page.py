@@ -72,13 +72,8 @@ def render(
             are named instead of linked.
     """
     environment = templates()
-    environment.filters |= {
-        "duration": duration,
-        "equation": equation,
-        "formulas": with_formulas,
-        "plain": plain_text,
-        "setting": setting,
-    }
+    environment.filters |= {"equation": equation, "formulas": with_formulas, "plain": plain_text}
+    environment.filters |= {"duration": duration, "setting": setting}
     everything = [*findings, *(finding for part in parts for finding in part.findings)]
     counts = Counter(finding.word for finding in everything)
     text = environment.get_template("report.html.j2").render(

@@ -1,8 +1,4 @@
-"""The real-data parts of the report.
-
-Each study has claims with verdicts, tables and figures; single runs, which `mirrorhead evaluate`
-has measured, have one table.
-"""
+"""The real-data parts of the report: comparisons of optimizers, and a table of single runs."""
 
 from __future__ import annotations
 

@@ -1,31 +1,16 @@
-"""What the paper, and we, claim on real data, judged by one rule.
+"""What the paper, and we, claim on real data, judged by one rule: `RULE` and `RULE_OF_BOTH`.
 
 A claim is a list of comparisons, each "this optimizer is above that one in this measure": the
 difference of their means over seeds, with Welch's 95 % interval. A comparison is as claimed if the
 whole interval is on the claimed side, the other way if the whole interval is on the other side, and
-otherwise not distinguishable. Comparisons are primary or secondary:
-
-    holds                   all comparisons are as claimed
-    holds with a remark     all primary ones are; the remark names the others
-    not seen at this scale  a primary one is not, but the claim is the paper's and was not run at
-                            the paper's size; the remark names the difference
-    does not hold           a primary one is not; if none is the other way, the remark says that
-                            the claim is not refuted
-
-"About as accurate" allows `MARGIN` below the other.
+otherwise not distinguishable. A claim does not hold, or is not seen at this scale, if a primary
+comparison is not as claimed; if none is the other way, the remark says that it is not refuted.
 
 Table 1 and Figures 8 and 9 are judged in two regimes: stopped early, where validation chose the
-epoch, and trained to the end, as the paper trains. Each regime has a verdict by the rule above. The
-verdict in the section on training to the end rests on both (`judge_both`):
-
-    holds                   in both regimes
-    holds with a remark     at the end, which is the paper's regime, but not when stopped early
-    not seen at this scale  otherwise
-
-At equal training accuracy (95, 97.5 and 99.5 %) test accuracies are secondary, and interpolated
-(`Measures.test_accuracy_at`). A level that a run did not reach is left out, and the text says so.
-If runs end below 99.5 %, which favours them where test accuracy falls on the way, a claim holds
-with a remark at best.
+epoch, and trained to the end, as the paper trains. At equal training accuracy test accuracies are
+secondary, and interpolated (`Measures.test_accuracy_at`). A level that a run did not reach is left
+out, and the text says so. Test accuracy may fall on the way to 99.5 %, which favours runs that end
+below it.
 """
 
 from __future__ import annotations

@@ -1,15 +1,8 @@
 """Real heads against the theory: the figure, the table and the verdicts of results/margins.
 
 The runs are those of `mirrorhead sweep imdb-to-the-end`; `q` is the exponent that a run was
-trained with, `p` that of a solution. Each number of a run is the mean over its heads. Runs of
-different q are compared by Welch's 95 % interval over seeds, two moments of the same runs by
-Student's 95 % interval of the differences. The rules were written before the runs had finished:
-
-    nearest   For every p among the trained exponents, runs with q = p have a smaller divergence
-              from the lp solution, at the end, than runs with any other q. Divergences of
-              different p have different scales, so a comparison never mixes them.
-    rises     For every q, the share of the largest lq margin is higher at the end than before
-              training (primary), and than after the first epoch (secondary).
+trained with, `p` that of a solution. The rules, `RULE`, were written before the runs had finished.
+Divergences of different p have different scales, so a comparison never mixes them.
 """
 
 from __future__ import annotations
