@@ -6,6 +6,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial as bound
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,7 +19,8 @@ from mirrorhead.lab.runtime.errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mirrorhead.lab.runtime.jobs import Backend, Failure
+    from mirrorhead.lab.runtime.jobs import Failure
+    from mirrorhead.lab.runtime.progress import ProgressBars
     from mirrorhead.lab.training import Tuned
     from mirrorhead.lab.training.sweeps import Candidates
     from mirrorhead.lab.training.trials import Trial
@@ -66,7 +68,9 @@ class Sweep:
     def run(self) -> int:
         from rich.console import Console
 
-        from mirrorhead.lab.training import SweepError
+        from mirrorhead.lab.runtime.jobs import BackendError
+        from mirrorhead.lab.runtime.progress import ProgressBars
+        from mirrorhead.lab.training import SweepError, sweep
         from mirrorhead.lab.training.comparisons import COMPARISONS
         from mirrorhead.lab.training.sweeps import Asked
 
@@ -75,10 +79,15 @@ class Sweep:
         candidates, seeds = self._candidates() or usual.candidates, self.seeds or usual.seeds
         presets = self._presets() or [usual.preset]
         backend = options.chosen_backend(self.backend, self.address, self.jobs, out)
+        given: Any = {"data": self.data, "partial": self.partial, "epochs": self.epochs}
+        given |= {"seeds": seeds, "backend": backend}
+        runs = sum(map(len, candidates.values())) + len(candidates) * len(seeds)
         failed = 0
         for name in presets:
+            bars = ProgressBars({name: runs}, "runs", console)
             try:
-                tuned = self._sweep(name, candidates, seeds, out, backend, console)
+                with options.user_errors(BackendError, ValueError), bars:
+                    tuned = sweep(name, candidates, out, listener=bound(_tell, bars, name), **given)
             except SweepError as error:
                 failed += 1
                 print(f"mirrorhead: {name}: {error}", file=sys.stderr)
@@ -86,31 +95,6 @@ class Sweep:
             _print_table(name, tuned, seeds, console)
             print(f"record: {Asked.of(name, candidates, seeds, self.epochs).record(out)}")
         return 1 if failed else 0
-
-    def _sweep(
-        self,
-        name: str,
-        candidates: Candidates,
-        seeds: Sequence[int],
-        out: Path,
-        backend: Backend,
-        console: Console,
-    ) -> list[Tuned]:
-        from mirrorhead.lab.runtime.jobs import BackendError
-        from mirrorhead.lab.runtime.progress import ProgressBars
-        from mirrorhead.lab.training import sweep
-
-        runs = sum(map(len, candidates.values())) + len(candidates) * len(seeds)
-        bars = ProgressBars({name: runs}, "runs", console)
-
-        def listener(trial: Trial, outcome: dict[str, Any] | Failure, stored: bool) -> None:
-            bars.advance(name)
-            bars.say(_outcome(trial, outcome, stored))
-
-        given: Any = {"data": self.data, "partial": self.partial, "epochs": self.epochs}
-        given |= {"seeds": seeds, "backend": backend, "listener": listener}
-        with options.user_errors(BackendError, ValueError), bars:
-            return sweep(name, candidates, out, **given)
 
     def _candidates(self) -> Candidates:
         from mirrorhead.lab.training.comparisons import parse_candidate
@@ -139,15 +123,18 @@ class Sweep:
         return list(dict.fromkeys(self.preset))
 
 
-def _outcome(trial: Trial, outcome: dict[str, Any] | Failure, stored: bool) -> str:
-    """Return the line about a run that has ended, or was there."""
+def _tell(
+    bars: ProgressBars, name: str, trial: Trial, outcome: dict[str, Any] | Failure, stored: bool
+) -> None:
+    """Print a line about a run that has ended, or was there."""
     if not isinstance(outcome, dict):
         said = f"failed: {outcome.message}"
     elif outcome["diverged"]:
         said = "diverged"
     else:
         said = f"validation {outcome['validation_accuracy']:.2%}"
-    return f"{trial}: {said}{' (done before)' if stored else ''}"
+    bars.advance(name)
+    bars.say(f"{trial}: {said}{' (done before)' if stored else ''}")
 
 
 def _print_table(name: str, tuned: Sequence[Tuned], seeds: Sequence[int], console: Console) -> None:

@@ -119,14 +119,13 @@ class Tune:
 
         steps = self.epochs * max(1, len(sets.train) // self.batch_size)
         with ProgressBars({"tune": steps}, "steps") as bars:
+            line = "epoch {}: loss {:.4f}, validation {:.1%}"
             result = fine_tune(
                 model,
                 sets,
                 settings,
                 after_step=lambda factor: bars.advance("tune"),
-                on_epoch=lambda epoch, loss, right: bars.say(
-                    f"epoch {epoch}: loss {loss:.4f}, validation {right:.1%}"
-                ),
+                on_epoch=lambda *epoch: bars.say(line.format(*epoch)),
                 checkpoints=folder / "checkpoints",
             )
         write_json(folder / "metrics.json", dataclasses.asdict(result))

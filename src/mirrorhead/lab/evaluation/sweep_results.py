@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from mirrorhead.lab.runtime.json_files import from_plain, read_json
 from mirrorhead.lab.runtime.progress import ProgressBars
 from mirrorhead.lab.training.comparisons import COMPARISONS, candidate_name
 from mirrorhead.lab.training.loggers import read_log
-from mirrorhead.lab.training.presets import PRESETS, Preset, Sets, load_sets, preset
+from mirrorhead.lab.training.presets import PRESETS, Preset, Sets, load_sets
 from mirrorhead.lab.training.run_folder import Run, load_run, read_outcome
 from mirrorhead.lab.training.runs import read_score
 from mirrorhead.lab.training.settings import OptimizerSettings
@@ -90,40 +90,29 @@ def collect(
     path = find_record(sweep)
     record = read_json(path, _Record)
     asked = record.asked
-    base = preset(asked.preset, OptimizerSettings("sgd"))
-    if asked.epochs:
-        base = replace(base, training=replace(base.training, epochs=asked.epochs))
+    base = asked.run(OptimizerSettings("sgd"), seed=0)
     sets = load_sets(base, data, partial=partial)
     names = [run.run for one in record.tuned for run in one.final if not run.diverged]
     folders = [path.parent / name for name in dict.fromkeys(names)]
     found = dict(zip(folders, _measures(folders, jobs, data, partial), strict=True))
-    optimizers = [_optimizer(one, path, found) for one in record.tuned]
-    command = _command(_study(asked.preset, base.data), asked)
-    return _write(
-        Path(out), asked.preset, base, sets, record.rule, command, optimizers, [*found.values()]
-    )
+    about: dict[str, Any] = {"rule": record.rule}
+    about["command"] = _command(_study(asked.preset, base.data), asked)
+    about["optimizers"] = tuple(_optimizer(one, path, found) for one in record.tuned)
+    return _write(Path(out), asked.preset, base, sets, list(found.values()), **about)
 
 
 def _write(
-    path: Path,
-    name: str,
-    base: Preset,
-    sets: Sets,
-    rule: str,
-    command: str,
-    optimizers: Sequence[OptimizerResults],
-    measures: Sequence[dict[str, Any]],
+    path: Path, name: str, base: Preset, sets: Sets, measures: list[dict[str, Any]], **about: Any
 ) -> ComparisonResults:
+    """Write the results of runs with a preset, by its name, to a file."""
     results = ComparisonResults(
         name=_study(name, base.data),
         preset=name,
         epochs=base.training.epochs,
         batch_size=base.training.batch_size,
-        rule=rule,
-        command=command,
         sizes=Sizes(len(sets.train), len(sets.validation), len(sets.test)),
-        optimizers=tuple(optimizers),
         baselines=_baselines(measures),
+        **about,
     )
     write_results(path, results)
     return results
@@ -149,13 +138,13 @@ def write_run_results(
         measures=from_plain(measures, Measures, str(run.folder / "measures.json")),
         seconds_per_epoch=_seconds(run.folder),
     )
-    name = candidate_name(training.optimizer)
-    optimizer = OptimizerResults(name, training.optimizer, (), (result,))
+    rule = training.optimizer
+    about: dict[str, Any] = {"rule": "a single run; no learning rate was tuned"}
+    about["command"] = f"mirrorhead evaluate {run.folder}"
+    about["optimizers"] = (OptimizerResults(candidate_name(rule), rule, (), (result,)),)
     sets = load_sets(run.preset, data, partial=partial)
-    path, command = run.folder / RUN_RESULTS, f"mirrorhead evaluate {run.folder}"
-    rule = "a single run; no learning rate was tuned"
-    _write(path, _preset_name(run), run.preset, sets, rule, command, [optimizer], [measures])
-    return path
+    _write(run.folder / RUN_RESULTS, _preset_name(run), run.preset, sets, [measures], **about)
+    return run.folder / RUN_RESULTS
 
 
 def find_record(sweep: str | Path) -> Path:

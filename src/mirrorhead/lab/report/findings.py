@@ -65,15 +65,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Part:
-    """A study.
+    """A study, which has a section of the report.
 
-    Args:
-        name, title: of its section.
-        about: what was trained on what.
-        tuning: how settings were chosen, without a full stop.
-        verdict_rule: how its claims are judged.
-        command: what makes the runs.
-        findings, figures, tables: what the section shows.
+    about: what was trained on what; tuning: how settings were chosen, without a full stop;
+    verdict_rule: how its claims are judged; command: what makes the runs.
     """
 
     name: str
@@ -134,16 +129,9 @@ def unfinished(
     experiment: Experiment[Any], settings: TrialSettings, command: str, failure: str
 ) -> Finding:
     """Return the finding of an experiment that has no result, and why."""
-    return Finding(
-        name=experiment.name,
-        title=experiment.title,
-        claim=experiment.claim,
-        equation=experiment.equation,
-        settings=settings,
-        command=command,
-        docs=("paper", experiment.name),
-        failure=failure,
-    )
+    about = {key: getattr(experiment, key) for key in ("name", "title", "claim", "equation")}
+    docs = ("paper", experiment.name)
+    return Finding(**about, settings=settings, command=command, docs=docs, failure=failure)
 
 
 def _command(experiment: Experiment[Any], settings: TrialSettings, out: Path) -> str:

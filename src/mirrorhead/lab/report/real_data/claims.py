@@ -357,15 +357,13 @@ def _weights(index: str, kind: str, *, higher: bool = True) -> Measure:
     )
 
 
-def _eraser(split: str) -> Measure:
-    name = f"ERASER {split}, AUPRC of attention"
-    return Measure(name, lambda run: run.measures.eraser[split]["attention"].auprc)
-
-
-def _cad(split: str, index: str) -> Measure:
-    words = {"auprc": "AUPRC of attention", "mass": "attention on edits"}
-    name = f"counterfactual edits {split}, {words[index]}"
-    return Measure(name, lambda run: getattr(run.measures.cad[split]["attention"], index))
+def _attention(part: str, split: str, index: str = "auprc") -> Measure:
+    sets = {"eraser": "ERASER", "cad": "counterfactual edits"}
+    indices = {"auprc": "AUPRC of attention", "mass": "attention on edits"}
+    return Measure(
+        f"{sets[part]} {split}, {indices[index]}",
+        lambda run: getattr(getattr(run.measures, part)[split]["attention"], index),
+    )
 
 
 def _order(best: str, middle: str, last: str) -> tuple[Comparison, ...]:
@@ -377,8 +375,9 @@ def _order(best: str, middle: str, last: str) -> tuple[Comparison, ...]:
 
 
 def _selects(one: str, *others: str) -> tuple[Comparison, ...]:
-    first = (_eraser("test"), _cad("test", "auprc"))
-    second = (_eraser("val"), _cad("dev", "auprc"), _cad("test", "mass"))
+    first = (_attention("eraser", "test"), _attention("cad", "test"))
+    second = (_attention("eraser", "val"), _attention("cad", "dev"))
+    second += (_attention("cad", "test", "mass"),)
     return tuple(
         Comparison(m, one, two, primary=m in first) for two in others for m in (*first, *second)
     )
