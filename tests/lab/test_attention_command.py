@@ -17,7 +17,7 @@ from mirrorhead.lab.cli.main import main
 from mirrorhead.lab.datasets.tokenizer import wordpiece
 from mirrorhead.lab.evaluation.attention_reading import read_attention
 from mirrorhead.lab.models import attention_maps
-from mirrorhead.lab.report.attention_page import render_attention
+from mirrorhead.lab.report.page import render_attention
 from mirrorhead.lab.training import load_run
 from run_cases import make_text_run, make_vit_run
 from test_report import Elements

@@ -24,7 +24,7 @@ from mirrorhead.lab.evaluation.patch_study import (
     read_patch_runs,
     scores_on_test,
 )
-from mirrorhead.lab.report.part import Part
+from mirrorhead.lab.report.findings import Part
 from mirrorhead.lab.report.patches import part
 from mirrorhead.lab.runtime.errors import RunError
 

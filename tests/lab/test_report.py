@@ -21,10 +21,9 @@ from mirrorhead.lab.plots import panels
 from mirrorhead.lab.report.figures import plotted_values
 from mirrorhead.lab.report.findings import Finding, judged, unfinished
 from mirrorhead.lab.report.formulas import equation, plain_text, with_formulas
-from mirrorhead.lab.report.page import render, write_report
+from mirrorhead.lab.report.page import print_findings, render, write_report
 from mirrorhead.lab.report.real_data import part
 from mirrorhead.lab.report.real_data.claims import claims_of, judge_claim
-from mirrorhead.lab.report.terminal import print_findings
 from mirrorhead.lab.verdicts import Verdict
 from results_cases import Level, made_up, write
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional, arg
 
 from mirrorhead._files import write_atomically
-from mirrorhead.lab.cli.options import Flag
+from mirrorhead.lab.cli.options import Flag, option
 from mirrorhead.lab.runtime.errors import UserError
 
 if TYPE_CHECKING:
@@ -32,26 +32,28 @@ class Attention:
     """The folder of a run."""
     sentences: Annotated[Positional[tuple[str, ...]], arg(metavar="SENTENCE")]
     """One or more, each in quotes."""
-    layer: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: the last)")] = None
+    layer: Annotated[int | None, option("N", "(default: the last)")] = None
     """From 0."""
-    head: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: all)")] = None
+    head: Annotated[int | None, option("N", "(default: all)")] = None
     """From 0."""
     rollout: Flag = False
     """All layers together, by attention rollout, instead of one."""
-    html: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    html: Annotated[Path | None, option("FILE")] = None
     """Write a page instead, in which one can point at tokens."""
-    data: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None
+    data: Annotated[Path | None, option("FOLDER")] = None
     """The folder of all data sets, for the vocabulary (default: $MIRRORHEAD_DATA)."""
     partial: Flag = False
     """Accept another vocabulary than BERT's, as a run with --partial does."""
 
     def run(self) -> int:
-        """Read the sentences, show them."""
         self._check_options()
-        readings = self._readings()
-        self._check(readings[0])
+        readings = self._readings([_decoded(sentence) for sentence in self.sentences])
+        layers, heads = readings[0].maps.shape[:2]
+        for name, value, count in (("layer", self.layer, layers), ("head", self.head, heads)):
+            if value is not None and not 0 <= value < count:
+                raise UserError(f"--{name} must be from 0 to {count - 1}, got {value}")
         if self.html is not None:
-            from mirrorhead.lab.report.attention_page import render_attention
+            from mirrorhead.lab.report.page import render_attention
 
             page = render_attention(
                 readings, self.folder.name, layer=self.layer, head=self.head, rolled=self.rollout
@@ -75,8 +77,6 @@ class Attention:
         """Refuse what cannot work, before the model is loaded."""
         if not self.sentences:
             raise UserError("give at least one sentence, in quotes")
-        for sentence in self.sentences:
-            _decoded(sentence)
         if self.rollout and (self.layer is not None or self.head is not None):
             raise UserError("--rollout takes all layers and heads: leave out --layer and --head")
         if self.html is not None:
@@ -89,25 +89,18 @@ class Attention:
             except UserError as error:
                 raise UserError(f"--html: {error}") from error
 
-    def _readings(self) -> list[AttentionReading]:
+    def _readings(self, texts: list[str]) -> list[AttentionReading]:
         from mirrorhead.lab.datasets import load_tokenizer
         from mirrorhead.lab.evaluation.attention_reading import read_attention
         from mirrorhead.lab.models import TextSettings
         from mirrorhead.lab.training import load_run
 
-        texts = [_decoded(sentence) for sentence in self.sentences]
         run = load_run(self.folder)
         settings = run.preset.model
         if not isinstance(settings, TextSettings):
             raise UserError(f"{self.folder} is a run on {run.preset.data}, which has no texts")
         tokenizer = load_tokenizer(self.data, max_length=settings.max_length, partial=self.partial)
-        return [read_attention(run.model, tokenizer, sentence) for sentence in texts]
-
-    def _check(self, reading: AttentionReading) -> None:
-        layers, heads = reading.maps.shape[:2]
-        for name, value, count in (("layer", self.layer, layers), ("head", self.head, heads)):
-            if value is not None and not 0 <= value < count:
-                raise UserError(f"--{name} must be from 0 to {count - 1}, got {value}")
+        return [read_attention(run.model, tokenizer, text) for text in texts]
 
     def _rows(self, reading: AttentionReading) -> list[tuple[str, Tensor]]:
         """Return the attention of [CLS], with a name for each line."""
@@ -116,10 +109,9 @@ class Attention:
         layer = -1 if self.layer is None else self.layer
         if self.head is not None:
             return [(f"head {self.head}", reading.weights(layer, self.head)[0])]
-        heads = range(reading.maps.shape[1])
-        return [("mean", reading.weights(layer)[0])] + [
-            (f"head {head}", reading.weights(layer, head)[0]) for head in heads
-        ]
+        heads = enumerate(reading.maps[layer])
+        means = reading.weights(layer)[0]
+        return [("mean", means), *((f"head {head}", rows[0]) for head, rows in heads)]
 
 
 def _decoded(sentence: str) -> str:

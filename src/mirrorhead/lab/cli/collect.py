@@ -29,7 +29,6 @@ class Collect:
     partial: Partial = False
 
     def run(self) -> int:
-        """Measure what is missing, write the file, and say where it is."""
         if self.jobs < 1:
             raise UserError(f"--jobs must be at least 1, got {self.jobs}")
         from mirrorhead.lab.evaluation.sweep_results import collect

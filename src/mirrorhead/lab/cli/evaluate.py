@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from mirrorhead.lab.cli.options import DataFolder, Partial
+from mirrorhead.lab.cli.options import DataFolder, Partial, option
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -39,9 +39,7 @@ class Evaluate:
 
     folder: Annotated[Positional[Path], arg(metavar="RUN")]
     """The folder of a run."""
-    on: Annotated[
-        tuple[Part, ...], UseAppendAction, arg(metavar="PART", help_behavior_hint="")
-    ] = ()
+    on: Annotated[tuple[Part, ...], UseAppendAction, option("PART")] = ()
     """Measure this alone: test (accuracy), weights, pruned, entropy, eraser (rationales), cad
     (counterfactual edits) or milestones (accuracy along training); may be repeated. All that fit
     the run if not given."""
@@ -49,7 +47,6 @@ class Evaluate:
     partial: Partial = False
 
     def run(self) -> int:
-        """Measure what is missing, print everything that was asked for."""
         from rich.console import Console
 
         from mirrorhead.lab.evaluation import EvaluationData, measure
@@ -61,10 +58,7 @@ class Evaluate:
         data = EvaluationData.of(run, self.data, partial=self.partial)
         with console.status("reading data") as status:
             found = measure(
-                run,
-                data,
-                self.on or None,
-                lambda part: status.update(f"measuring: {part}"),
+                run, data, self.on or None, lambda part: status.update(f"measuring: {part}")
             )
         for table in tables(found):
             console.print(table, "")
@@ -79,7 +73,8 @@ def tables(found: dict[str, Any]) -> Iterable[Table]:
     """Return measures as tables, one per part."""
     for part, values in found.items():
         if part == "test":
-            yield _table("Test", ["accuracy", "loss"], [[_share(values), f"{values['loss']:.4f}"]])
+            row = [f"{values['accuracy']:.2%}", _number(values["loss"])]
+            yield _table("Test", ["accuracy", "loss"], [row])
         elif part == "weights":
             rows = [
                 [kind, f"{of['large']:,}", _number(of["gini"]), _number(of["hoyer"])]
@@ -124,10 +119,6 @@ def _table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
     for row in rows:
         table.add_row(*row)
     return table
-
-
-def _share(values: dict[str, float]) -> str:
-    return f"{values['accuracy']:.2%}"
 
 
 def _number(value: float | None) -> str:

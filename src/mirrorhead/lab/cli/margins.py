@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from mirrorhead.lab.cli.options import DataFolder, Flag, Json, Partial
+from mirrorhead.lab.cli.options import DataFolder, Flag, Json, Partial, option, user_errors
 from mirrorhead.lab.runtime.errors import UserError
 from mirrorhead.lab.runtime.progress import ProgressBars
 
@@ -43,7 +43,7 @@ class Margins:
         arg(help_behavior_hint="(default: last if the model is causal)"),
     ] = None
     """Whose attention is read: the first token, [CLS], or the last one."""
-    texts: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    texts: Annotated[Path | None, option("FILE")] = None
     """A text per line (default: IMDb reviews that the run was trained on)."""
     seed: int = 0
     """Of the draw of the texts."""
@@ -54,7 +54,6 @@ class Margins:
     partial: Partial = False
 
     def run(self) -> int:
-        """Measure, print a table or JSON."""
         self._check()
         found = self._run_margins() if self._is_run() else self._pretrained_margins()
         if self.json:
@@ -93,7 +92,8 @@ class Margins:
         )
 
     def _run_margins(self) -> ModelMargins:
-        from mirrorhead.lab.evaluation.head_margins import CheckpointMargins, ModelMargins
+        from mirrorhead.lab.datasets.tokenizer import load_tokenizer
+        from mirrorhead.lab.evaluation.head_margins import Batch, CheckpointMargins
         from mirrorhead.lab.models import TextSettings
         from mirrorhead.lab.training import load_run
         from mirrorhead.lab.training.comparisons import candidate_name
@@ -103,73 +103,62 @@ class Margins:
         settings = run.preset.model
         if not isinstance(settings, TextSettings):
             raise UserError(f"{self.model} is a run on {run.preset.data}, which has no texts")
-        batch = self._run_batch(settings.max_length)
-        states = weights_along(run)
-        states = states[-1:] if self.last else states
-        total = len(states) * settings.layers * settings.heads * len(self.p)
+        length = min(self.tokens, settings.max_length)
+        tokenizer = load_tokenizer(self.data, max_length=length, partial=self.partial)
+        batch = Batch(*_padded([tokenizer.encode(t).ids for t in self._texts(trained_on=True)], 0))
+        states = weights_along(run)[-1:] if self.last else weights_along(run)
         checkpoints = []
-        with ProgressBars({self.model.name: total}, "solutions") as bars:
+        with self._bars(len(states) * settings.layers * settings.heads) as bars:
             for state in states:
                 state.load_into(run.model)
                 heads = self._measure(run.model, batch, bars)
                 checkpoints.append(
                     CheckpointMargins(state.name, heads, state.epoch, state.train_accuracy)
                 )
-        name, (texts, tokens) = self.model.resolve().name, batch.ids.shape
         rule, seed = run.preset.training.optimizer, run.preset.training.seed
-        return ModelMargins(
-            name, texts, tokens, self.query, tuple(checkpoints), candidate_name(rule), rule.lr,
-            rule.p, seed, self.seed,
-        )  # fmt: skip
+        about = {"optimizer": candidate_name(rule), "lr": rule.lr, "p": rule.p, "seed": seed}
+        return self._margins(batch, checkpoints, **about)
 
     def _pretrained_margins(self) -> ModelMargins:
-        from mirrorhead.lab.evaluation.head_margins import CheckpointMargins, ModelMargins
-        from mirrorhead.lab.models.pretrained import PretrainedError, load_encoder
+        from mirrorhead.lab.evaluation.head_margins import Batch, CheckpointMargins
+        from mirrorhead.lab.models.pretrained import PretrainedError, load_encoder, load_tokenizer
 
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a folder is all that is read
-        try:
+        with user_errors(PretrainedError):
             # In half precision, attention is too coarse to be compared with the formula.
             model: Any = load_encoder(self.model).float().eval()
-            batch = self._pretrained_batch()
-        except PretrainedError as error:
-            raise UserError(str(error)) from error
+            tokenizer = load_tokenizer(self.model)
+        texts = self._texts(trained_on=False)
+        rows = tokenizer(texts, truncation=True, max_length=self.tokens)["input_ids"]
+        ids, mask = _padded(rows, int(tokenizer.pad_token_id or 0))
+        batch = Batch(ids, mask, {"input_ids": ids, "attention_mask": mask.long()})
         config = model.config
         total = getattr(config, "num_hidden_layers", 1) * getattr(config, "num_attention_heads", 1)
-        with ProgressBars({self.model.name: total * len(self.p)}, "solutions") as bars:
+        with self._bars(total) as bars:
             checkpoint = CheckpointMargins("as it is", self._measure(model, batch, bars))
-        name, (texts, tokens) = self.model.resolve().name, batch.ids.shape
-        return ModelMargins(name, texts, tokens, self.query, (checkpoint,), text_seed=self.seed)
+        return self._margins(batch, [checkpoint])
+
+    def _bars(self, heads: int) -> ProgressBars:
+        return ProgressBars({self.model.name: heads * len(self.p)}, "solutions")
 
     def _measure(self, model: nn.Module, batch: Batch, bars: ProgressBars) -> Any:
         from mirrorhead.lab.evaluation.head_margins import measure_heads
 
-        def after() -> None:
-            bars.advance(self.model.name)
-
         try:
-            return measure_heads(model, batch, self.p, self.query, after)
+            return measure_heads(
+                model, batch, self.p, self.query, lambda: bars.advance(self.model.name)
+            )
         except UserError as error:
             raise UserError(f"{self.model}: {error}") from error
 
-    def _run_batch(self, most: int) -> Batch:
-        from mirrorhead.lab.datasets.tokenizer import load_tokenizer
-        from mirrorhead.lab.evaluation.head_margins import Batch
+    def _margins(
+        self, batch: Batch, checkpoints: list[CheckpointMargins], **about: Any
+    ) -> ModelMargins:
+        from mirrorhead.lab.evaluation.head_margins import ModelMargins
 
-        length = min(self.tokens, most)
-        tokenizer = load_tokenizer(self.data, max_length=length, partial=self.partial)
-        rows = [tokenizer.encode(text).ids for text in self._texts(trained_on=True)]
-        ids, mask = _padded(rows, 0)
-        return Batch(ids, mask)
-
-    def _pretrained_batch(self) -> Batch:
-        from mirrorhead.lab.evaluation.head_margins import Batch
-        from mirrorhead.lab.models.pretrained import load_tokenizer
-
-        tokenizer = load_tokenizer(self.model)
-        texts = self._texts(trained_on=False)
-        rows = tokenizer(texts, truncation=True, max_length=self.tokens)["input_ids"]
-        ids, mask = _padded(rows, int(tokenizer.pad_token_id or 0))
-        return Batch(ids, mask, {"input_ids": ids, "attention_mask": mask.long()})
+        name, (texts, tokens) = self.model.resolve().name, batch.ids.shape
+        found = tuple(checkpoints)
+        return ModelMargins(name, texts, tokens, self.query, found, text_seed=self.seed, **about)
 
     def _texts(self, *, trained_on: bool) -> list[str]:
         """Return n texts, drawn at random."""
@@ -215,10 +204,8 @@ def _table(found: CheckpointMargins, ps: Sequence[float]) -> Table:
     caption = "share: of the largest margin; D: divergence from its solution"
     table = Table(title=title, caption=caption, title_justify="left", box=None, pad_edge=False)
     table.add_column("layer, head")
-    table.add_column("one-hot", justify="right")
-    for p in ps:
-        table.add_column(f"share\np={p:g}", justify="right")
-        table.add_column("D", justify="right")
+    for name in ("one-hot", *(name for p in ps for name in (f"share\np={p:g}", "D"))):
+        table.add_column(name, justify="right")
     for head in found.heads:
         cells = []
         for one in head.by_p:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import OmitSubcommandPrefixes, Positional, arg, subcommand
 
-from mirrorhead.lab.cli.options import Flag, Json
+from mirrorhead.lab.cli.options import Flag, Json, option, user_errors
 from mirrorhead.lab.runtime.errors import UserError
 
 if TYPE_CHECKING:
@@ -31,13 +31,13 @@ class Make:
     """The same after fine-tuning."""
     out: _Out
     """The patch to write; by custom, its name ends with .safetensors."""
-    keep: Annotated[float | None, arg(metavar="SHARE", help_behavior_hint="")] = None
+    keep: Annotated[float | None, option("SHARE")] = None
     """Share of the weights to change, such as 0.001."""
-    count: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
+    count: Annotated[int | None, option("N")] = None
     """Number of weights to change."""
-    max_bytes: Annotated[str | None, arg(metavar="SIZE", help_behavior_hint="")] = None
+    max_bytes: Annotated[str | None, option("SIZE")] = None
     """Largest size of the patch, such as "2 MB"."""
-    tolerance: Annotated[float | None, arg(metavar="CHANGE", help_behavior_hint="")] = None
+    tolerance: Annotated[float | None, option("CHANGE")] = None
     """Change every weight that moved by more than this."""
     random: Flag = False
     """Take changes at random, each divided by --keep (DARE), instead of the largest."""
@@ -53,19 +53,10 @@ class Make:
         import mirrorhead as mh
 
         _check_new(self.out)
-        with _errors(), _bar("comparing") as progress:
-            patch = mh.Patch.between(
-                self.base,
-                self.tuned,
-                keep=self.keep,
-                count=self.count,
-                max_bytes=self.max_bytes,
-                tolerance=self.tolerance,
-                random=self.random,
-                seed=self.seed,
-                whole=self.whole,
-                progress=progress,
-            )
+        with user_errors(ValueError, OSError), _bar("comparing") as progress:
+            names = ("keep", "count", "max_bytes", "tolerance", "random", "seed", "whole")
+            options: Any = {name: getattr(self, name) for name in names}
+            patch = mh.Patch.between(self.base, self.tuned, **options, progress=progress)
             patch.save(self.out, originals=not self.no_originals)
         return _show_saved(patch, self.out, self.json)
 
@@ -121,15 +112,13 @@ class Info:
 
         if self.largest < 0:
             raise UserError(f"--largest must be at least 0, got {self.largest}")
-        with _errors():
+        with user_errors(ValueError, OSError):
             patch = mh.Patch.load(self.patch)
         if self.json:
-            _print_json(_summary(patch, self.patch, self.largest))
-            return 0
+            return _print_json(_summary(patch, self.patch, self.largest))
         print(patch)
         for name, place, before, after in patch.largest(self.largest):
-            where = f"{name}[{', '.join(map(str, place))}]"
-            print(f"  {where}: {before:.6g} -> {after:.6g}")
+            print(f"  {name}[{', '.join(map(str, place))}]: {before:.6g} -> {after:.6g}")
         return 0
 
 
@@ -143,7 +132,7 @@ class Merge:
     """The patch to write."""
     method: Literal["sum", "mean", "ties"] = "sum"
     """Add the changes, take their mean, or let them elect a sign as TIES does."""
-    base: Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="")] = None
+    base: Annotated[Path | None, option("PATH")] = None
     """The base; with it, the merged patch knows the hashes that --verify compares with."""
     without: tuple[str, ...] = ()
     """Patterns of tensors to leave out, such as "head.*"."""
@@ -155,7 +144,7 @@ class Merge:
         if len(self.patches) < 2:
             raise UserError(f"give at least two patches, got {len(self.patches)}")
         _check_new(self.out)
-        with _errors():
+        with user_errors(ValueError, OSError):
             parts = [mh.Patch.load(path).without(*self.without) for path in self.patches]
             merged = mh.Patch.merge(parts, self.method, base=self.base)
             merged.save(self.out)
@@ -179,15 +168,6 @@ class Patch:
 
 
 @contextmanager
-def _errors() -> Iterator[None]:
-    """Report errors that the user can correct as one line."""
-    try:
-        yield
-    except (ValueError, OSError) as error:  # PatchError is a ValueError
-        raise UserError(str(error)) from error
-
-
-@contextmanager
 def _bar(label: str) -> Iterator[Callable[[int, int], None]]:
     """Yield a function that shows how many bytes of the total are done."""
     from mirrorhead.lab.runtime.progress import ProgressBars
@@ -199,32 +179,29 @@ def _bar(label: str) -> Iterator[Callable[[int, int], None]]:
 def _write_copy(command: Apply | Revert, source: Path, reverting: bool) -> int:
     import mirrorhead as mh
 
-    with _errors():
+    with user_errors(ValueError, OSError):
         patch = mh.Patch.load(command.patch)
-        write, verify = (
-            (patch.revert, patch.verify_base) if reverting else (patch.apply, patch.verify)
-        )
-        if command.verify and not reverting:
-            patch.check_verifiable()  # before anything is written
-        with _bar("reverting" if reverting else "applying") as progress:
+        if reverting:
+            what, doing, write, verify = "base", "reverting", patch.revert, patch.verify_base
+        else:
+            what, doing, write, verify = "patched", "applying", patch.apply, patch.verify
+            if command.verify:
+                patch.check_verifiable()  # before anything is written
+        with _bar(doing) as progress:
             write(source, command.out, progress=progress)
         if command.verify:
             with _bar("verifying") as progress:
                 verify(command.out, progress=progress)
-    what = "base" if reverting else "patched"
     if command.json:
-        _print_json({"out": str(command.out), "what": what, "verified": command.verify})
-    else:
-        print(f"{what}: {command.out}{_VERIFIED if command.verify else ''}")
+        return _print_json({"out": str(command.out), "what": what, "verified": command.verify})
+    print(f"{what}: {command.out}{_VERIFIED if command.verify else ''}")
     return 0
 
 
 def _show_saved(patch: mh.Patch, file: Path, as_json: bool) -> int:
     if as_json:
-        _print_json(_summary(patch, file))
-    else:
-        print(patch)
-        print(f"patch: {file}")
+        return _print_json(_summary(patch, file))
+    print(f"{patch}\npatch: {file}")
     return 0
 
 
@@ -261,5 +238,6 @@ def _summary(patch: mh.Patch, file: Path, largest: int = 10) -> dict[str, Any]:
     }
 
 
-def _print_json(content: dict[str, Any]) -> None:
+def _print_json(content: dict[str, Any]) -> int:
     print(json.dumps(content, indent=1))
+    return 0

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import arg
 
+from mirrorhead.lab.cli.options import option, user_errors
 from mirrorhead.lab.experiments import NAMES
 from mirrorhead.lab.runtime.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mirrorhead.lab.report.findings import Finding
-    from mirrorhead.lab.report.part import Part
+    from mirrorhead.lab.report.findings import Finding, Part
 
 
 @dataclass(frozen=True)
@@ -34,23 +34,21 @@ class Report:
     """Where the files of studies are, such as imdb.json."""
     runs: Annotated[Path, arg(metavar="FOLDER")] = Path("runs")
     """Where the folders of single runs are; those that `mirrorhead evaluate` has measured count."""
-    markdown: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    markdown: Annotated[Path | None, option("FILE")] = None
     """Also fill the marks in this Markdown page with the tables, and write its figures."""
 
     def run(self) -> int:
-        """Read, judge, write the report, print verdicts and its path."""
         from rich.console import Console
 
         from mirrorhead.lab.evaluation.results import load_single_runs
         from mirrorhead.lab.report.findings import with_stored
         from mirrorhead.lab.report.markdown import write_markdown
-        from mirrorhead.lab.report.page import check_free, write_report
+        from mirrorhead.lab.report.page import check_free, print_findings, print_place, write_report
         from mirrorhead.lab.report.real_data import single_runs
         from mirrorhead.lab.report.studies import study_parts
-        from mirrorhead.lab.report.terminal import print_findings, print_place
 
         page = self.out / "report.html"
-        try:
+        with user_errors(OSError):
             check_free(page)
             studies = study_parts(self.results)
             evaluated = load_single_runs(self.runs)
@@ -60,15 +58,12 @@ class Report:
                 ways = "; ".join(f"{what} {command}" for what, command in missing)
                 raise UserError(f"there is nothing to report. {ways}")
             if self.markdown is not None and not studies:
-                raise UserError(
-                    f"--markdown needs the file of a study, such as imdb.json, in {self.results}"
-                )
-            parts = [*studies, *([single_runs(evaluated)] if evaluated else [])]
+                file = f"the file of a study, such as imdb.json, in {self.results}"
+                raise UserError(f"--markdown needs {file}")
+            parts = studies + ([single_runs(evaluated)] if evaluated else [])
             write_report(page, findings, parts, missing)
             if self.markdown is not None:
                 write_markdown(self.markdown, studies)
-        except OSError as error:
-            raise UserError(str(error)) from error
         claims = [finding for each in parts for finding in each.findings]
         print_findings([*findings, *claims], Console())
         for what, command in missing:
@@ -83,17 +78,15 @@ class Report:
         from mirrorhead.lab.evaluation.results import STUDIES
 
         found = []
-        names = [name for name in NAMES if name not in {finding.name for finding in findings}]
-        if names:
-            words = ["mirrorhead", "reproduce"]
-            words += ["--only", ",".join(names)] if len(names) < len(NAMES) else []
-            what = f"{self.out} has no complete results of {', '.join(names)}."
-            if len(names) == len(NAMES):
-                what = f"{self.out} has no complete results of experiments."
-            command = shlex.join([*words, "--out", str(self.out)])
-            found.append((f"{what} To run them:", command))
+        done, there = ({one.name for one in some} for some in (findings, studies))
+        if names := [name for name in NAMES if name not in done]:
+            some = len(names) < len(NAMES)
+            what = f"complete results of {', '.join(names) if some else 'experiments'}"
+            only = ["--only", ",".join(names)] if some else []
+            command = shlex.join(["mirrorhead", "reproduce", *only, "--out", str(self.out)])
+            found.append((f"{self.out} has no {what}. To run them:", command))
         for name in STUDIES:
-            if name not in {study.name for study in studies}:
+            if name not in there:
                 path = self.results / f"{name}.json"
                 command = f"mirrorhead sweep {name} && mirrorhead collect runs/{name} --out"
                 what = f"{path} is not there. To make the runs and collect them:"

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import UseAppendAction, arg
 
-from mirrorhead.lab.cli.options import Address, BackendName, Flag, Jobs, chosen_backend
+from mirrorhead.lab.cli import options
+from mirrorhead.lab.cli.options import option
 from mirrorhead.lab.experiments import NAMES
 from mirrorhead.lab.runtime.errors import UserError
 
@@ -30,45 +31,37 @@ class Reproduce:
     are in the report if they are in --results.
     """
 
-    only: Annotated[
-        tuple[str, ...], UseAppendAction, arg(help=ONLY_HELP, metavar="NAME", help_behavior_hint="")
-    ] = ()
-    trials: Annotated[int | None, arg(metavar="N", help_behavior_hint="(default: its own)")] = None
+    only: Annotated[tuple[str, ...], UseAppendAction, option("NAME", "", ONLY_HELP)] = ()
+    trials: Annotated[int | None, option("N", "(default: its own)")] = None
     """Trials of each experiment whose number of trials is free."""
-    out: Annotated[
-        Path | None, arg(metavar="FOLDER", help_behavior_hint="(default: out, or out-full)")
-    ] = None
+    out: Annotated[Path | None, option("FOLDER", "(default: out, or out-full)")] = None
     """Where results and report go."""
     results: Annotated[Path, arg(metavar="FOLDER")] = Path("results")
     """Where results on real data are, if there are any."""
-    full: Flag = False
+    full: options.Flag = False
     """The paper's sizes instead of those for a demonstration."""
-    backend: BackendName = "local"
-    address: Address = ""
-    jobs: Jobs = None
+    backend: options.BackendName = "local"
+    address: options.Address = ""
+    jobs: options.Jobs = None
 
     def run(self) -> int:
-        """Compute, write the report, print verdicts and its path."""
         from rich.console import Console
 
         from mirrorhead.lab.experiments.runner import execute
         from mirrorhead.lab.report.findings import finding_of, with_stored
-        from mirrorhead.lab.report.page import check_free, write_report
+        from mirrorhead.lab.report.page import check_free, print_findings, print_place, write_report
         from mirrorhead.lab.report.studies import study_parts
-        from mirrorhead.lab.report.terminal import print_findings, print_place
 
         out = self.out or Path("out-full" if self.full else "out")
         page, console = out / "report.html", Console()
         runs = self._runs()
-        backend = chosen_backend(self.backend, self.address, self.jobs, out)
-        try:
+        backend = options.chosen_backend(self.backend, self.address, self.jobs, out)
+        with options.user_errors(OSError):
             check_free(page)
             parts = study_parts(self.results)  # damaged files are named before the work
             execute(runs, out, backend, console)
             findings = [finding_of(run, out) for run in runs]
             write_report(page, with_stored(findings, out), parts)
-        except OSError as error:
-            raise UserError(str(error)) from error
         claims = [finding for each in parts for finding in each.findings]
         print_findings([*findings, *claims], console)
         print_place(page)
@@ -87,7 +80,5 @@ class Reproduce:
         if self.trials is not None and self.trials < 1:
             raise UserError(f"--trials must be at least 1, got {self.trials}")
         names = dict.fromkeys(given) or NAMES
-        try:
+        with options.user_errors(TypeError, ValueError):
             return [plan(load(name), full=self.full, trials=self.trials) for name in names]
-        except (TypeError, ValueError) as error:
-            raise UserError(str(error)) from error

@@ -6,26 +6,21 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial as bound
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tyro.conf import Positional, UseAppendAction, arg
+from tyro.conf import Positional, UseAppendAction
 
-from mirrorhead.lab.cli.options import (
-    Address,
-    BackendName,
-    DataFolder,
-    Jobs,
-    Partial,
-    PresetInt,
-    chosen_backend,
-)
+from mirrorhead.lab.cli import options
+from mirrorhead.lab.cli.options import option
 from mirrorhead.lab.runtime.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mirrorhead.lab.runtime.jobs import Backend, Failure
+    from mirrorhead.lab.runtime.jobs import Failure
+    from mirrorhead.lab.runtime.progress import ProgressBars
     from mirrorhead.lab.training import Tuned
     from mirrorhead.lab.training.sweeps import Candidates
     from mirrorhead.lab.training.trials import Trial
@@ -50,38 +45,32 @@ class Sweep:
     candidate: Annotated[
         tuple[str, ...],
         UseAppendAction,
-        arg(
-            help=CANDIDATE_HELP,
-            metavar="CANDIDATE",
+        option(
+            "CANDIDATE",
+            "(default: those of the published comparison)",
+            CANDIDATE_HELP,
             aliases=["--rival"],
-            help_behavior_hint="(default: those of the published comparison)",
         ),
     ] = ()
-    preset: Annotated[
-        tuple[str, ...],
-        arg(metavar="NAME ...", help_behavior_hint="(default: laptop, or laptop-vit)"),
-    ] = ()
+    preset: Annotated[tuple[str, ...], option("NAME ...", "(default: laptop, or laptop-vit)")] = ()
     """Everything but the optimizer, as in mirrorhead train; with several, a sweep for each."""
-    seeds: Annotated[
-        tuple[int, ...], arg(metavar="N ...", help_behavior_hint="(default: 5 or 3 of them)")
-    ] = ()
+    seeds: Annotated[tuple[int, ...], option("N ...", "(default: 5 or 3 of them)")] = ()
     """Seeds of the runs that are compared. Tuning uses the first."""
-    epochs: PresetInt = None
-    backend: BackendName = "local"
-    address: Address = ""
-    jobs: Jobs = None
-    data: DataFolder = None
-    partial: Partial = False
-    out: Annotated[
-        Path | None, arg(metavar="FOLDER", help_behavior_hint="(default: runs/imdb or so)")
-    ] = None
+    epochs: options.PresetInt = None
+    backend: options.BackendName = "local"
+    address: options.Address = ""
+    jobs: options.Jobs = None
+    data: options.DataFolder = None
+    partial: options.Partial = False
+    out: Annotated[Path | None, option("FOLDER", "(default: runs/imdb or so)")] = None
     """The folder of all runs; on a cluster, on a file system that all machines share."""
 
     def run(self) -> int:
-        """Sweep, print a table, say where the record is."""
         from rich.console import Console
 
-        from mirrorhead.lab.training import SweepError
+        from mirrorhead.lab.runtime.jobs import BackendError
+        from mirrorhead.lab.runtime.progress import ProgressBars
+        from mirrorhead.lab.training import SweepError, sweep
         from mirrorhead.lab.training.comparisons import COMPARISONS
         from mirrorhead.lab.training.sweeps import Asked
 
@@ -89,11 +78,16 @@ class Sweep:
         out = self.out or Path("runs") / self.task
         candidates, seeds = self._candidates() or usual.candidates, self.seeds or usual.seeds
         presets = self._presets() or [usual.preset]
-        backend = chosen_backend(self.backend, self.address, self.jobs, out)
+        backend = options.chosen_backend(self.backend, self.address, self.jobs, out)
+        given: Any = {"data": self.data, "partial": self.partial, "epochs": self.epochs}
+        given |= {"seeds": seeds, "backend": backend}
+        runs = sum(map(len, candidates.values())) + len(candidates) * len(seeds)
         failed = 0
         for name in presets:
+            bars = ProgressBars({name: runs}, "runs", console)
             try:
-                tuned = self._sweep(name, candidates, seeds, out, backend, console)
+                with options.user_errors(BackendError, ValueError), bars:
+                    tuned = sweep(name, candidates, out, listener=bound(_tell, bars, name), **given)
             except SweepError as error:
                 failed += 1
                 print(f"mirrorhead: {name}: {error}", file=sys.stderr)
@@ -101,35 +95,6 @@ class Sweep:
             _print_table(name, tuned, seeds, console)
             print(f"record: {Asked.of(name, candidates, seeds, self.epochs).record(out)}")
         return 1 if failed else 0
-
-    def _sweep(
-        self,
-        name: str,
-        candidates: Candidates,
-        seeds: Sequence[int],
-        out: Path,
-        backend: Backend,
-        console: Console,
-    ) -> list[Tuned]:
-        from mirrorhead.lab.runtime.jobs import BackendError
-        from mirrorhead.lab.runtime.progress import ProgressBars
-        from mirrorhead.lab.training import sweep
-
-        runs = sum(map(len, candidates.values())) + len(candidates) * len(seeds)
-        bars = ProgressBars({name: runs}, "runs", console)
-
-        def listener(trial: Trial, outcome: dict[str, Any] | Failure, stored: bool) -> None:
-            bars.advance(name)
-            bars.say(_outcome(trial, outcome, stored))
-
-        try:
-            with bars:
-                return sweep(
-                    name, candidates, out, seeds=seeds, epochs=self.epochs, backend=backend,
-                    data=self.data, partial=self.partial, listener=listener,
-                )  # fmt: skip
-        except (BackendError, ValueError) as error:
-            raise UserError(str(error)) from error
 
     def _candidates(self) -> Candidates:
         from mirrorhead.lab.training.comparisons import parse_candidate
@@ -158,15 +123,18 @@ class Sweep:
         return list(dict.fromkeys(self.preset))
 
 
-def _outcome(trial: Trial, outcome: dict[str, Any] | Failure, stored: bool) -> str:
-    """Return the line about a run that has ended, or was there."""
+def _tell(
+    bars: ProgressBars, name: str, trial: Trial, outcome: dict[str, Any] | Failure, stored: bool
+) -> None:
+    """Print a line about a run that has ended, or was there."""
     if not isinstance(outcome, dict):
         said = f"failed: {outcome.message}"
     elif outcome["diverged"]:
         said = "diverged"
     else:
         said = f"validation {outcome['validation_accuracy']:.2%}"
-    return f"{trial}: {said}{' (done before)' if stored else ''}"
+    bars.advance(name)
+    bars.say(f"{trial}: {said}{' (done before)' if stored else ''}")
 
 
 def _print_table(name: str, tuned: Sequence[Tuned], seeds: Sequence[int], console: Console) -> None:
@@ -179,11 +147,11 @@ def _print_table(name: str, tuned: Sequence[Tuned], seeds: Sequence[int], consol
     for column in ("lr", "validation", "test"):
         table.add_column(column, justify="right")
     for one in tuned:
-        if one.chosen is None:
-            table.add_row(one.name, "-", "all diverged", "-")
-            continue
-        parts = (_spread(one.final, key) for key in ("validation_accuracy", "test_accuracy"))
-        table.add_row(one.name, f"{one.chosen.lr:g}", *parts)
+        cells = ("-", "all diverged", "-")
+        if one.chosen is not None:
+            scores = (_spread(one.final, f"{part}_accuracy") for part in ("validation", "test"))
+            cells = (f"{one.chosen.lr:g}", *scores)
+        table.add_row(one.name, *cells)
     console.print(table)
 
 

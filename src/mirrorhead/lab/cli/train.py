@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from mirrorhead.lab.cli.options import DataFolder, Download, Flag, Partial, PresetInt, RunFolder
+from mirrorhead.lab.cli import options
+from mirrorhead.lab.cli.options import option
 from mirrorhead.lab.runtime.errors import UserError
 
 if TYPE_CHECKING:
@@ -35,51 +36,41 @@ class Train:
     )
     p: float = 1.1
     """Exponent of the norm, for mirror-descent and mirror-adam."""
-    lr: Annotated[float | None, arg(metavar="LR", help_behavior_hint="(default: known for p)")] = (
-        None
-    )
+    lr: Annotated[float | None, option("LR", "(default: known for p)")] = None
     """Learning rate. Needed by all but mirror-descent."""
     momentum: float = 0.0
-    normalize: Annotated[
-        Literal["tensor", "global"] | None, arg(metavar="{tensor,global}", help_behavior_hint="")
-    ] = None
+    normalize: Annotated[Literal["tensor", "global"] | None, option("{tensor,global}")] = None
     """Divide gradients by their dual norm, that of each tensor or of all; for mirror-descent."""
     weight_decay: float = 0.0
     l1: float = 0.0
     """Weight of the l1 norm, for proximal-l1."""
     schedule: Annotated[
-        Literal["constant", "cosine"] | None,
-        arg(metavar="{constant,cosine}", help_behavior_hint="(default: preset's)"),
+        Literal["constant", "cosine"] | None, option("{constant,cosine}", "(default: preset's)")
     ] = None
     """Keep the learning rate, or lower it to 0 over all epochs along a cosine."""
-    warmup: Annotated[float | None, arg(metavar="SHARE", help_behavior_hint="(default: 0)")] = None
+    warmup: Annotated[float | None, option("SHARE", "(default: 0)")] = None
     """Share of all steps in which the learning rate grows from 0."""
-    clip: Annotated[float | None, arg(metavar="NORM", help_behavior_hint="(default: preset's)")] = (
-        None
-    )
+    clip: Annotated[float | None, option("NORM", "(default: preset's)")] = None
     """Largest 2-norm of the gradient; 0 turns clipping off."""
-    stop_at: Annotated[
-        float | None, arg(metavar="SHARE", help_behavior_hint="(default: preset's)")
-    ] = None
+    stop_at: Annotated[float | None, option("SHARE", "(default: preset's)")] = None
     """Stop after an epoch with this training accuracy, such as 0.995; 0 never stops early."""
-    epochs: PresetInt = None
-    batch_size: PresetInt = None
+    epochs: options.PresetInt = None
+    batch_size: options.PresetInt = None
     """Examples per step, over all processes together."""
     seed: int = 0
     """Seed of the first weights, the order of examples, and dropout."""
-    compile: Flag = False
+    compile: options.Flag = False
     """Train through torch.compile."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """With torchrun: replicate the model, or shard it."""
-    data: DataFolder = None
-    download: Download = False
-    partial: Partial = False
-    tensorboard: Flag = False
+    data: options.DataFolder = None
+    download: options.Download = False
+    partial: options.Partial = False
+    tensorboard: options.Flag = False
     """Also write the losses and accuracies for TensorBoard, to tensorboard/ in the run's folder."""
-    out: RunFolder = None
+    out: options.RunFolder = None
 
     def run(self) -> int:
-        """Train, score the best epoch on test, print and write the outcome."""
         from mirrorhead.lab.training.process_group import process_group
 
         chosen = self._chosen()
@@ -99,18 +90,13 @@ class Train:
         folder = self.out or Path("runs") / self._name(chosen)
         check_run_folder(folder)  # before the data are read, which may take a minute
         sets = self._sets(chosen, group)
-        loggers: list[Logger] = []
-        if group.is_first:
-            loggers.append(Console())
-            if self.tensorboard:
-                loggers.append(TensorBoard(folder / "tensorboard"))
+        loggers: list[Logger] = [Console()] if group.is_first else []
+        if group.is_first and self.tensorboard:
+            loggers.append(TensorBoard(folder / "tensorboard"))
         outcome, test = complete_run(chosen, sets, folder, group=group, loggers=loggers)
         if group.is_first and test is not None:
-            print(
-                f"best epoch {outcome.best_epoch}: validation {outcome.best_accuracy:.2%},"
-                f" test {test.accuracy:.2%}"
-            )
-            print(f"run: {folder}")
+            scores = f"validation {outcome.best_accuracy:.2%}, test {test.accuracy:.2%}"
+            print(f"best epoch {outcome.best_epoch}: {scores}\nrun: {folder}")
 
     def _sets(self, chosen: Preset, group: ProcessGroup) -> Sets:
         """Load the data, in the first process first: it may have to download and encode them."""
@@ -141,16 +127,9 @@ class Train:
             chosen = preset(name, self._rule(), self.p)
             if chosen.data != self.task:
                 raise UserError(f"--preset {name} is for {chosen.data}, not for {self.task}")
-            given = {
-                "epochs": self.epochs,
-                "batch_size": self.batch_size,
-                "schedule": self.schedule,
-                "warmup": self.warmup,
-                "clip": self.clip,
-                "stop_at": self.stop_at,
-            }
-            changes: dict[str, Any] = {k: value for k, value in given.items() if value is not None}
-            changes |= {key: None for key in ("clip", "stop_at") if given[key] == 0}
+            given = ("epochs", "batch_size", "schedule", "warmup", "clip", "stop_at")
+            changes = {key: value for key in given if (value := getattr(self, key)) is not None}
+            changes |= {key: None for key in ("clip", "stop_at") if changes.get(key) == 0}
             changes |= {"seed": self.seed, "compile": self.compile, "parallel": self.parallel}
             if self.parallel == "fsdp":  # torch's fused SGD knows no sharded tensors
                 changes["fused"] = False
@@ -162,20 +141,14 @@ class Train:
         """Return the optimizer that the options name; None for mirror descent at a known rate."""
         from mirrorhead.lab.training import OptimizerSettings
 
-        options: dict[str, Any] = {
-            "momentum": self.momentum,
-            "normalize": self.normalize,
-            "weight_decay": self.weight_decay,
-            "l1": self.l1,
-        }
+        names = ("momentum", "normalize", "weight_decay", "l1")
+        given: dict[str, Any] = {name: getattr(self, name) for name in names}
         if self.lr is None:
-            if self.optimizer != "mirror-descent" or any(options.values()):
+            if self.optimizer != "mirror-descent" or any(given.values()):
                 raise UserError(f"--lr is needed for {self.optimizer} with these options")
             return None
-        mirrored = self.optimizer in ("mirror-descent", "mirror-adam")
-        return OptimizerSettings(
-            self.optimizer, lr=self.lr, p=self.p if mirrored else None, **options
-        )
+        p = self.p if self.optimizer in ("mirror-descent", "mirror-adam") else None
+        return OptimizerSettings(self.optimizer, lr=self.lr, p=p, **given)
 
     def _preset_name(self) -> str:
         return self.preset or ("laptop" if self.task == "imdb" else "laptop-vit")
@@ -196,9 +169,11 @@ class Train:
             "stop-at": self.stop_at,
         }
         words = [self._preset_name(), self.task, rule.name, f"lr{rule.lr:g}"]
-        for option, value in given.items():
-            if value is not None:
-                words.append(option + (value if isinstance(value, str) else f"{value:g}"))
+        words += [
+            option + (value if isinstance(value, str) else f"{value:g}")
+            for option, value in given.items()
+            if value is not None
+        ]
         words += ["fsdp"] if self.parallel == "fsdp" else []
         words += ["compiled"] if self.compile else []
         return "-".join([*words, f"seed{self.seed}"])

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from tyro.conf import Positional, arg
+from tyro.conf import Positional
 
 from mirrorhead._files import remove_folder, write_atomically, write_json
-from mirrorhead.lab.cli.options import DataFolder, Download, Json, Partial, RunFolder
+from mirrorhead.lab.cli import options
+from mirrorhead.lab.cli.options import option
 from mirrorhead.lab.runtime.errors import UserError
 
 if TYPE_CHECKING:
@@ -36,14 +37,11 @@ class Tune:
 
     task: Positional[str]
     """sst2, trec, subj, cr, or a file of one's own: .csv or .jsonl with "text" and "label"."""
-    base: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None
+    base: Annotated[Path | None, option("FOLDER")] = None
     """The pretrained encoder, a Hugging Face folder (default: all-MiniLM-L6-v2)."""
     p: float = 1.03
     """Exponent of the norm, above 1. The nearer to 1, the fewer weights matter."""
-    reach: Annotated[
-        float | None,
-        arg(metavar="R", help_behavior_hint="(default: 1.5 up to p = 1.18, then less)"),
-    ] = None
+    reach: Annotated[float | None, option("R", "(default: 1.5 up to p = 1.18, then less)")] = None
     """How far a weight moves whose gradient never changes sign."""
     keep: float = 0.001
     """Share of the fine-tuned weights that the patch holds."""
@@ -55,11 +53,11 @@ class Tune:
     """Tokens of a text; the rest is cut off."""
     seed: int = 0
     """Of the draw and the order of the texts."""
-    data: DataFolder = None
-    download: Download = False
-    partial: Partial = False
-    out: RunFolder = None
-    json: Json = False
+    data: options.DataFolder = None
+    download: options.Download = False
+    partial: options.Partial = False
+    out: options.RunFolder = None
+    json: options.Json = False
 
     def run(self) -> int:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a folder is all that is read
@@ -68,31 +66,21 @@ class Tune:
         from mirrorhead.lab.datasets import DataError
         from mirrorhead.lab.models.pretrained import PretrainedError
 
-        try:
+        with options.user_errors(DataError, PretrainedError, ValueError, OSError):
             return self._tune()
-        except (DataError, PretrainedError, ValueError, OSError) as error:
-            raise UserError(str(error)) from error
 
     def _tune(self) -> int:
         from mirrorhead.lab.models.pretrained import PretrainedClassifier, default_encoder
         from mirrorhead.lab.training.run_folder import locked_folder
         from mirrorhead.lab.training.tuning import TuneSets, TuneSettings
 
-        settings = TuneSettings(
-            p=self.p,
-            reach=self.reach,
-            texts=self.texts or None,
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            max_length=self.max_length,
-            seed=self.seed,
-        )
+        names = ("p", "reach", "epochs", "batch_size", "max_length", "seed")
+        given: Any = {name: getattr(self, name) for name in names}
+        settings = TuneSettings(texts=self.texts or None, **given)
         task = self._task()
-        folder = self.out or Path("runs") / (
-            f"tune-{task.name}-p{self.p:g}"
-            + ("" if self.reach is None else f"-reach{self.reach:g}")
-            + f"-seed{self.seed}"
-        )
+        reach = "" if self.reach is None else f"-reach{self.reach:g}"
+        name = f"tune-{task.name}-p{self.p:g}{reach}-seed{self.seed}"
+        folder = self.out or Path("runs") / name
         base = self.base or default_encoder()
         about = {"task": task.name, "classes": list(task.classes), "base": str(base)}
         about |= {"keep": self.keep} | dataclasses.asdict(settings)
@@ -106,10 +94,8 @@ class Tune:
         longest = max(part.longest() for part in (sets.train, sets.validation, sets.test))
         positions = getattr(model.encoder.config, "max_position_embeddings", None)
         if positions is not None and longest > positions:
-            raise UserError(
-                f"--max-length must be at most {positions}, the number of positions of {base},"
-                f" got {self.max_length}"
-            )
+            most = f"{positions}, the number of positions of {base}"
+            raise UserError(f"--max-length must be at most {most}, got {self.max_length}")
         with locked_folder(folder):
             if not _finished(folder, about):  # another process may have been faster
                 write_json(folder / SETTINGS, about)
@@ -133,14 +119,13 @@ class Tune:
 
         steps = self.epochs * max(1, len(sets.train) // self.batch_size)
         with ProgressBars({"tune": steps}, "steps") as bars:
+            line = "epoch {}: loss {:.4f}, validation {:.1%}"
             result = fine_tune(
                 model,
                 sets,
                 settings,
                 after_step=lambda factor: bars.advance("tune"),
-                on_epoch=lambda epoch, loss, right: bars.say(
-                    f"epoch {epoch}: loss {loss:.4f}, validation {right:.1%}"
-                ),
+                on_epoch=lambda *epoch: bars.say(line.format(*epoch)),
                 checkpoints=folder / "checkpoints",
             )
         write_json(folder / "metrics.json", dataclasses.asdict(result))
@@ -171,15 +156,14 @@ class Tune:
             import json
 
             print(json.dumps({"run": str(folder), **content}, indent=1))
-        else:
-            rows = from_plain(content.get("table"), list[SizeRow], str(folder / TABLE))
-            _print_table(rows, self.keep)
-            print(f"patch: {folder / PATCH}")
-            print(f"apply: mirrorhead patch apply {base} {folder / PATCH} -o TUNED")
-            print(
-                f"another size: mirrorhead patch make {base} {folder / TUNED} --count WEIGHTS"
-                f" --whole '{HEAD}' -o FILE"
-            )
+            return 0
+        _print_table(
+            from_plain(content.get("table"), list[SizeRow], str(folder / TABLE)), self.keep
+        )
+        print(f"patch: {folder / PATCH}")
+        print(f"apply: mirrorhead patch apply {base} {folder / PATCH} -o TUNED")
+        how = f"--count WEIGHTS --whole '{HEAD}' -o FILE"
+        print(f"another size: mirrorhead patch make {base} {folder / TUNED} {how}")
         return 0
 
     def _task(self) -> Sentences:
@@ -190,10 +174,8 @@ class Tune:
         if path.suffix in (".csv", ".jsonl"):
             return load_own_sentences(path)
         if self.task not in TASKS:
-            raise UserError(
-                f"the task must be one of {', '.join(TASKS)}, or a .csv or .jsonl file, got"
-                f" {self.task!r}"
-            )
+            known = f"{', '.join(TASKS)}, or a .csv or .jsonl file"
+            raise UserError(f"the task must be one of {known}, got {self.task!r}")
         return load_sentences(self.task, self.data, download=self.download, partial=self.partial)
 
 
@@ -221,10 +203,8 @@ def _finished(folder: Path, about: dict[str, Any]) -> bool:
     there = read_json(folder / SETTINGS, dict[str, Any])
     for key, value in about.items():
         if there.get(key) != value:
-            raise UserError(
-                f"{folder} holds a run with another {key} ({there.get(key)!r}, not {value!r}):"
-                " give another --out"
-            )
+            other = f"another {key} ({there.get(key)!r}, not {value!r})"
+            raise UserError(f"{folder} holds a run with {other}: give another --out")
     return all((folder / name).exists() for name in (TABLE, PATCH, TUNED))
 
 

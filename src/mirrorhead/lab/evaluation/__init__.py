@@ -8,10 +8,16 @@ from mirrorhead.lab.evaluation.measures import EvaluationData as EvaluationData
 from mirrorhead.lab.evaluation.measures import measure as measure
 from mirrorhead.lab.evaluation.rationales import at_random as at_random
 from mirrorhead.lab.evaluation.rationales import attention_rollout as attention_rollout
+from mirrorhead.lab.evaluation.rationales import average_precision as average_precision
 from mirrorhead.lab.evaluation.rationales import cls_attention as cls_attention
 from mirrorhead.lab.evaluation.rationales import gradient_times_input as gradient_times_input
+from mirrorhead.lab.evaluation.rationales import iou_f1 as iou_f1
+from mirrorhead.lab.evaluation.rationales import mass as mass
 from mirrorhead.lab.evaluation.rationales import score_edits as score_edits
 from mirrorhead.lab.evaluation.rationales import score_rationales as score_rationales
+from mirrorhead.lab.evaluation.rationales import token_f1 as token_f1
+from mirrorhead.lab.evaluation.rationales import top as top
+from mirrorhead.lab.evaluation.rationales import word_scores as word_scores
 from mirrorhead.lab.evaluation.results import ComparisonResults as ComparisonResults
 from mirrorhead.lab.evaluation.results import EditScores as EditScores
 from mirrorhead.lab.evaluation.results import RationaleScores as RationaleScores
@@ -27,9 +33,3 @@ from mirrorhead.lab.evaluation.sparsity import gini as gini
 from mirrorhead.lab.evaluation.sparsity import hoyer as hoyer
 from mirrorhead.lab.evaluation.sparsity import pruned as pruned
 from mirrorhead.lab.evaluation.sweep_results import collect as collect
-from mirrorhead.lab.evaluation.token_metrics import average_precision as average_precision
-from mirrorhead.lab.evaluation.token_metrics import iou_f1 as iou_f1
-from mirrorhead.lab.evaluation.token_metrics import mass as mass
-from mirrorhead.lab.evaluation.token_metrics import token_f1 as token_f1
-from mirrorhead.lab.evaluation.token_metrics import top as top
-from mirrorhead.lab.evaluation.token_metrics import word_scores as word_scores

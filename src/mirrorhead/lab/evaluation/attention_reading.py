@@ -66,35 +66,10 @@ def read_attention(
     with evaluating(model), torch.no_grad():
         probabilities = model(ids)[0].double().softmax(dim=0)
     best = int(probabilities.argmax())
-    return AttentionReading(
-        tuple(found.tokens),
-        torch.cat(maps),
-        rollout(maps)[0],
-        classes[best],
-        float(probabilities[best]),
-        sum(len(part.ids) - 2 for part in found.overflowing),
-    )
-
-
-def pick(maps: Sequence[Tensor], layer: int = -1, heads: Sequence[int] | None = None) -> Tensor:
-    """Return one layer of `attention_maps`, all heads or some: (b, heads, queries, keys).
-
-    >>> maps = [torch.zeros(1, 4, 7, 7), torch.ones(1, 4, 1, 7)]
-    >>> pick(maps, layer=0, heads=[1, 3]).shape
-    torch.Size([1, 2, 7, 7])
-    """
-    if not -len(maps) <= layer < len(maps):
-        raise ValueError(
-            f"layer must be from 0 to {len(maps) - 1}, or -1 for the last, got {layer}"
-        )
-    chosen = maps[layer]
-    if heads is None:
-        return chosen
-    if not heads or not all(0 <= head < chosen.shape[1] for head in heads):
-        raise ValueError(
-            f"heads must be some numbers from 0 to {chosen.shape[1] - 1}, got {list(heads)}"
-        )
-    return chosen[:, list(heads)]
+    predicted = classes[best], float(probabilities[best])
+    left_out = sum(len(part.ids) - 2 for part in found.overflowing)
+    tokens = tuple(found.tokens)
+    return AttentionReading(tokens, torch.cat(maps), rollout(maps)[0], *predicted, left_out)
 
 
 def rollout(maps: Sequence[Tensor]) -> Tensor:

@@ -124,15 +124,12 @@ def head_margins(
     after: Callable[[], None] = lambda: None,
 ) -> HeadMargins:
     """Measure one head against the solution of each exponent in `ps`."""
-    attention = layer.attention[head]
-    tokens = attention.argmax(dim=-1)
-    W = layer.W[head]
+    largest, tokens = layer.attention[head].max(dim=-1)
     found = []
     for p in ps:
-        found.append(_nearness(W, layer, tokens, p))
+        found.append(_nearness(layer.W[head], layer, tokens, p))
         after()
-    one_hot = float(attention.amax(dim=-1).mean())
-    return HeadMargins(number, head, one_hot, tuple(found))
+    return HeadMargins(number, head, float(largest.mean()), tuple(found))
 
 
 def _nearness(W: Tensor, layer: LayerHeads, tokens: Tensor, p: float) -> Nearness:
@@ -169,13 +166,9 @@ def mean_over_heads(
     found: CheckpointMargins, p: float, of: Callable[[Nearness], float | None]
 ) -> float | None:
     """Return the mean of a quantity over all heads that have one; None if no head has."""
-    values = [
-        value
-        for head in found.heads
-        for one in head.by_p
-        if one.p == p and (value := of(one)) is not None
-    ]
-    return sum(values) / len(values) if values else None
+    values = [of(one) for head in found.heads for one in head.by_p if one.p == p]
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def exponents(found: Sequence[ModelMargins]) -> list[float]:

@@ -16,32 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from mirrorhead._files import sha256_of, write_json
-from mirrorhead.lab.datasets.batches import Examples, even_batches
+from mirrorhead.lab.datasets.batches import even_batches
 from mirrorhead.lab.datasets.cad import Pairs, load_cad
 from mirrorhead.lab.datasets.cifar10 import Pictures, load_cifar10
 from mirrorhead.lab.datasets.encoded import Encoded, encode
 from mirrorhead.lab.datasets.eraser import Rationales, load_eraser
 from mirrorhead.lab.datasets.imdb import load_imdb
 from mirrorhead.lab.datasets.tokenizer import load_tokenizer
+from mirrorhead.lab.evaluation import rationales, sparsity
 from mirrorhead.lab.evaluation.attention_reading import normalized_entropy
-from mirrorhead.lab.evaluation.rationales import (
-    Scorer,
-    at_random,
-    cls_attention,
-    gradient_times_input,
-    score_edits,
-    score_rationales,
-)
 from mirrorhead.lab.evaluation.results import SHARES, SPLITS
-from mirrorhead.lab.evaluation.sparsity import (
-    attention_weights_by_kind,
-    count_large,
-    gini,
-    hoyer,
-    pruned,
-)
 from mirrorhead.lab.models import TextClassifier, TextSettings, attention_maps
 from mirrorhead.lab.runtime.errors import UserError
 from mirrorhead.lab.runtime.json_files import read_json
@@ -80,6 +67,7 @@ class EvaluationData:
     max_length: int | None = None
     folder: str | Path | None = None
     partial: bool = False
+    _digests: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @staticmethod
     def of(run: Run, folder: str | Path | None = None, *, partial: bool = False) -> EvaluationData:
@@ -124,10 +112,6 @@ class EvaluationData:
             self._digests[part] = sha256_of(self._content(part))
         return self._digests[part]
 
-    @cached_property
-    def _digests(self) -> dict[str, str]:
-        return {}
-
     def _content(self, part: str) -> bytes:
         if part == "weights":
             return b""
@@ -157,28 +141,30 @@ def measure(
         parts: which; all that fit the run if None.
         tell: called with the name of each part before it is computed.
     """
-    parts = check_parts(run, parts)
-    stamps = {part: stamp(run.folder, data, part) for part in parts}
-    found = kept_measures(run.folder, stamps)
-    for part in parts:
-        if part not in found:
+    # All stamps first: data that are missing are named before the work.
+    stamps = {part: stamp(run.folder, data, part) for part in check_parts(run, parts)}
+    found = {}
+    for part, wanted in stamps.items():
+        kept = _read(run.folder)
+        if part not in kept.measures or kept.stamps.get(part) != wanted:
             tell(part)
-            found[part] = MEASURES[part](run, data)
-            _keep(run.folder, part, stamps[part], found[part])
-    return {part: found[part] for part in parts}
+            measured = MEASURES[part](run, data)
+            kept = _read(run.folder)  # another process may have written to it
+            kept.measures[part], kept.stamps[part] = measured, wanted
+            write_json(run.folder / _KEPT, dataclasses.asdict(kept))
+        found[part] = kept.measures[part]
+    return found
 
 
 def check_parts(run: Run, parts: Sequence[str] | None = None) -> list[str]:
     """Return the parts asked for, if they fit the run; all parts that fit if None."""
-    left_out = {
-        *(TEXTS_ONLY if run.preset.data != "imdb" else ()),
-        *(() if run.preset.training.milestones else ("milestones",)),
-    }
+    task = run.preset.data
+    left_out = () if task == "imdb" else TEXTS_ONLY
+    left_out += () if run.preset.training.milestones else ("milestones",)
     fitting = [part for part in MEASURES if part not in left_out]
     if wrong := [part for part in parts or () if part not in fitting]:
-        raise UserError(
-            f"parts must be of {', '.join(fitting)} for a run on {run.preset.data}, got {wrong[0]}"
-        )
+        known = ", ".join(fitting)
+        raise UserError(f"parts must be of {known} for a run on {task}, got {wrong[0]}")
     return list(dict.fromkeys(parts)) if parts is not None else fitting
 
 
@@ -187,22 +173,6 @@ def stamp(folder: Path, data: EvaluationData, part: str) -> str:
     about = f"mirrorhead measures {FORMATS.get(part, 1)}, {part}\n"
     weights = (folder / "best.safetensors").read_bytes()
     return sha256_of(about.encode(), weights, data.digest(part).encode())[:32]
-
-
-def kept_measures(folder: Path, stamps: dict[str, str]) -> dict[str, Any]:
-    """Return the parts in a run's measures.json that have the given stamps."""
-    there = _read(folder)
-    return {
-        part: there.measures[part]
-        for part, wanted in stamps.items()
-        if part in there.measures and there.stamps.get(part) == wanted
-    }
-
-
-def _keep(folder: Path, part: str, stamp: str, found: dict[str, Any]) -> None:
-    there = _read(folder)
-    there.measures[part], there.stamps[part] = found, stamp
-    write_json(folder / _KEPT, dataclasses.asdict(there))
 
 
 def _read(folder: Path) -> _Kept:
@@ -217,34 +187,33 @@ def _read(folder: Path) -> _Kept:
 
 def _test(run: Run, data: EvaluationData) -> dict[str, Any]:
     """Loss and accuracy of the best epoch's weights on the test split."""
-    return evaluate(run.model, data.test, batch_size=BATCH)
+    return _score(run.model, data)
+
+
+def _score(model: nn.Module, data: EvaluationData) -> dict[str, Any]:
+    return evaluate(model, data.test, batch_size=BATCH)
 
 
 def _weights(run: Run, data: EvaluationData) -> dict[str, Any]:
     """How sparse keys, queries and values are: Figure 8."""
-    return {kind: _sparsity(w) for kind, w in attention_weights_by_kind(run.model).items()}
+    return {kind: _sparsity(w) for kind, w in sparsity.attention_weights_by_kind(run.model).items()}
 
 
 def _sparsity(weights: torch.Tensor) -> dict[str, Any]:
     """Counts and indices; those of weights that are all 0 are None, for 0/0."""
     limit = float(weights.abs().max())
-    counts, edges = np.histogram(
-        weights.double().numpy(), BINS, (-limit, limit) if limit else (-1.0, 1.0)
-    )
+    counts, edges = np.histogram(weights.double().numpy(), BINS, (-(limit or 1), limit or 1))
     return {
-        "large": count_large(weights),
-        "gini": gini(weights) if limit else None,
-        "hoyer": hoyer(weights) if limit else None,
+        "large": sparsity.count_large(weights),
+        "gini": sparsity.gini(weights) if limit else None,
+        "hoyer": sparsity.hoyer(weights) if limit else None,
         "histogram": {"edges": edges.tolist(), "counts": counts.tolist()},
     }
 
 
 def _pruned(run: Run, data: EvaluationData) -> dict[str, Any]:
     """Accuracy on test without the smallest weights of each matrix, not trained again."""
-    return {
-        f"{share:g}": evaluate(pruned(run.model, share), data.test, batch_size=BATCH)["accuracy"]
-        for share in SHARES
-    }
+    return {f"{s:g}": _score(sparsity.pruned(run.model, s), data)["accuracy"] for s in SHARES}
 
 
 def _entropy(run: Run, data: EvaluationData) -> dict[str, Any]:
@@ -252,7 +221,9 @@ def _entropy(run: Run, data: EvaluationData) -> dict[str, Any]:
     model: Any = run.model
     last = len(model.blocks) - 1
     sums = torch.zeros((), dtype=torch.float64)
-    for x in _batches(data.test):
+    lengths = getattr(data.test, "lengths", None)
+    for batch in even_batches(np.arange(len(data.test)), BATCH, lengths):
+        x = data.test.batch(batch)[0]
         (weights,) = attention_maps(model, x, layers=[last])  # (b, heads, 1, T)
         seen = (x != 0)[:, None, None, :] if isinstance(data.test, Encoded) else None
         sums = sums + normalized_entropy(weights.double(), seen)[:, :, 0].sum(dim=0)
@@ -271,54 +242,40 @@ def _milestones(run: Run, data: EvaluationData) -> dict[str, Any]:
         if first is None:
             continue
         weights, train = first
-        if weights.epoch not in accuracies:
+        epoch = weights.epoch
+        if epoch not in accuracies:
             weights.load_into(model)
-            scored = evaluate(model, data.test, batch_size=BATCH)
-            accuracies[weights.epoch] = scored["accuracy"]
-        found[f"{share:g}"] = {
-            "epoch": weights.epoch,
-            "train_accuracy": train,
-            "test_accuracy": accuracies[weights.epoch],
-        }
+            accuracies[epoch] = _score(model, data)["accuracy"]
+        scores = {"train_accuracy": train, "test_accuracy": accuracies[epoch]}
+        found[f"{share:g}"] = {"epoch": epoch, **scores}
     return found
 
 
 def _eraser(run: Run, data: EvaluationData) -> dict[str, Any]:
     """Attention and its baselines against the words that people marked. Never pool the splits."""
-    return {
-        split: {
-            name: dataclasses.asdict(
-                score_rationales(run.model, scorer, data.eraser[split], data.tokenizer, data.share)
-            )
-            for name, scorer in _scorers(run)
-        }
-        for split in SPLITS["eraser"]
-    }
+    found: dict[str, Any] = {}
+    for split in SPLITS["eraser"]:
+        given = data.eraser[split], data.tokenizer, data.share
+        scores = {n: rationales.score_rationales(run.model, s, *given) for n, s in _scorers(run)}
+        found[split] = {name: dataclasses.asdict(score) for name, score in scores.items()}
+    return found
 
 
 def _cad(run: Run, data: EvaluationData) -> dict[str, Any]:
     """Attention and its baselines against the edits that flip the label."""
-    return {
-        split: {
-            name: dataclasses.asdict(score_edits(scorer, pairs, data.tokenizer))
-            for name, scorer in _scorers(run)
-        }
-        for split, pairs in data.cad.items()
-    }
+    found: dict[str, Any] = {}
+    for split, pairs in data.cad.items():
+        scores = {n: rationales.score_edits(s, pairs, data.tokenizer) for n, s in _scorers(run)}
+        found[split] = {name: dataclasses.asdict(score) for name, score in scores.items()}
+    return found
 
 
-def _scorers(run: Run) -> Iterable[tuple[str, Scorer]]:
+def _scorers(run: Run) -> Iterable[tuple[str, rationales.Scorer]]:
     model = run.model
     assert isinstance(model, TextClassifier)
-    yield "attention", cls_attention(model)
-    yield "gradient", gradient_times_input(model, model.tokens)
-    yield "random", at_random()
-
-
-def _batches(examples: Examples) -> Iterable[torch.Tensor]:
-    lengths = getattr(examples, "lengths", None)
-    for batch in even_batches(np.arange(len(examples)), BATCH, lengths):
-        yield examples.batch(batch)[0]
+    yield "attention", rationales.cls_attention(model)
+    yield "gradient", rationales.gradient_times_input(model, model.tokens)
+    yield "random", rationales.at_random()
 
 
 #: What is measured, by name.

@@ -126,8 +126,9 @@ class Measures(Struct, frozen=True, omit_defaults=True):
     def __post_init__(self) -> None:
         _check_keys("weights", self.weights, KINDS)
         _check_keys("pruned", self.pruned, SHARES)
-        for part, found in (("eraser", self.eraser), ("cad", self.cad)):
-            for split in SPLITS[part] if found else ():
+        for part, splits in SPLITS.items():
+            found = getattr(self, part)
+            for split in splits if found else ():
                 _check_keys(part, found, (split,))
                 _check_keys(f"{part}.{split}", found[split], SCORERS)
 
@@ -245,8 +246,9 @@ class ComparisonResults(Struct, frozen=True, omit_defaults=True):
         if self.data == "imdb":
             _check_keys("baselines", self.baselines, ("random",))
             for one in self.trained:
-                for run in one.runs:
-                    _check_keys(f"measures of {one.name}", _parts(run.measures), SPLITS)
+                for measures in one.values(lambda run: run.measures):
+                    parts = [part for part in SPLITS if getattr(measures, part)]
+                    _check_keys(f"measures of {one.name}", parts, SPLITS)
 
     @property
     def data(self) -> str:
@@ -291,19 +293,13 @@ def load_results(path: Path) -> ComparisonResults:
 def write_results(path: Path, results: ComparisonResults) -> None:
     """Write a file that `load_results` reads; a file of anything else is not overwritten."""
     check_free(path)
-    write_json(path, to_plain(results))
-
-
-def to_plain(results: ComparisonResults) -> dict[str, Any]:
-    """Return the content of a file."""
     content = msgspec.to_builtins(results, str_keys=True)
-    empty = {"best_epoch": None, "train_accuracy": None, "validation_accuracy": None}
-    empty |= {"test_accuracy": None, "measures": None, "seconds_per_epoch": None}
+    empty = dict.fromkeys(RunResults.__struct_fields__)
     for one in content["rivals"]:
         gone = one.pop("diverged")
         runs = [{**run, "diverged": False} for run in one["runs"]]
-        one["runs"] = [*runs, *({"seed": seed, "diverged": True, **empty} for seed in gone)]
-    return content
+        one["runs"] = [*runs, *({**empty, "seed": seed, "diverged": True} for seed in gone)]
+    write_json(path, content)
 
 
 def check_free(path: Path) -> None:
@@ -317,25 +313,18 @@ def check_free(path: Path) -> None:
 def load_comparisons(folder: Path) -> list[ComparisonResults]:
     """Read the comparisons whose files, such as imdb.json, are in the folder."""
     found = []
-    for name in STUDIES:
-        path = folder / f"{name}.json"
+    for path in (folder / f"{name}.json" for name in STUDIES):
         if path.exists():
-            results = load_results(path)
-            if results.name != name:
-                raise RunError(f"{path} has results on {results.name}: rename it")
-            found.append(results)
+            found.append(load_results(path))
+            if found[-1].name != path.stem:
+                raise RunError(f"{path} has results on {found[-1].name}: rename it")
     return found
 
 
 def load_single_runs(folder: Path) -> dict[str, ComparisonResults]:
     """Read the results of evaluated runs in a folder of runs, by the names of their folders."""
-    return {
-        path.parent.name: load_results(path) for path in sorted(folder.glob(f"*/{RUN_RESULTS}"))
-    }
-
-
-def _parts(measures: Measures) -> dict[str, Any]:
-    return {part: found for part in SPLITS if (found := getattr(measures, part))}
+    paths = sorted(folder.glob(f"*/{RUN_RESULTS}"))
+    return {path.parent.name: load_results(path) for path in paths}
 
 
 def _check_keys(what: str, found: Any, wanted: Any) -> None:

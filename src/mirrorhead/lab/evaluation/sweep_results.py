@@ -30,7 +30,7 @@ from mirrorhead.lab.runtime.json_files import from_plain, read_json
 from mirrorhead.lab.runtime.progress import ProgressBars
 from mirrorhead.lab.training.comparisons import COMPARISONS, candidate_name
 from mirrorhead.lab.training.loggers import read_log
-from mirrorhead.lab.training.presets import PRESETS, Preset, Sets, load_sets, preset
+from mirrorhead.lab.training.presets import PRESETS, Preset, Sets, load_sets
 from mirrorhead.lab.training.run_folder import Run, load_run, read_outcome
 from mirrorhead.lab.training.runs import read_score
 from mirrorhead.lab.training.settings import OptimizerSettings
@@ -52,8 +52,6 @@ class _Final:
 
 @dataclass(frozen=True)
 class _Tuned:
-    """A candidate in the record of a sweep."""
-
     name: str
     chosen: OptimizerSettings | None
     tried: list[TriedRate]
@@ -92,24 +90,31 @@ def collect(
     path = find_record(sweep)
     record = read_json(path, _Record)
     asked = record.asked
-    base = preset(asked.preset, OptimizerSettings("sgd"))
-    sizes = _sizes(load_sets(base, data, partial=partial))
+    base = asked.run(OptimizerSettings("sgd"), seed=0)
+    sets = load_sets(base, data, partial=partial)
     names = [run.run for one in record.tuned for run in one.final if not run.diverged]
     folders = [path.parent / name for name in dict.fromkeys(names)]
     found = dict(zip(folders, _measures(folders, jobs, data, partial), strict=True))
-    optimizers = tuple(_optimizer(one, path, found) for one in record.tuned)
+    about: dict[str, Any] = {"rule": record.rule}
+    about["command"] = _command(_study(asked.preset, base.data), asked)
+    about["optimizers"] = tuple(_optimizer(one, path, found) for one in record.tuned)
+    return _write(Path(out), asked.preset, base, sets, list(found.values()), **about)
+
+
+def _write(
+    path: Path, name: str, base: Preset, sets: Sets, measures: list[dict[str, Any]], **about: Any
+) -> ComparisonResults:
+    """Write the results of runs with a preset, by its name, to a file."""
     results = ComparisonResults(
-        name=_study(asked.preset, base.data),
-        preset=asked.preset,
-        epochs=asked.epochs or base.training.epochs,
+        name=_study(name, base.data),
+        preset=name,
+        epochs=base.training.epochs,
         batch_size=base.training.batch_size,
-        rule=record.rule,
-        command=_command(_study(asked.preset, base.data), asked),
-        sizes=sizes,
-        optimizers=optimizers,
-        baselines=_baselines(list(found.values())),
+        sizes=Sizes(len(sets.train), len(sets.validation), len(sets.test)),
+        baselines=_baselines(measures),
+        **about,
     )
-    write_results(Path(out), results)
+    write_results(path, results)
     return results
 
 
@@ -133,21 +138,13 @@ def write_run_results(
         measures=from_plain(measures, Measures, str(run.folder / "measures.json")),
         seconds_per_epoch=_seconds(run.folder),
     )
-    name, base = candidate_name(training.optimizer), _preset_name(run)
-    results = ComparisonResults(
-        name=_study(base, run.preset.data),
-        preset=base,
-        epochs=training.epochs,
-        batch_size=training.batch_size,
-        rule="a single run; no learning rate was tuned",
-        command=f"mirrorhead evaluate {run.folder}",
-        sizes=_sizes(load_sets(run.preset, data, partial=partial)),
-        optimizers=(OptimizerResults(name, training.optimizer, (), (result,)),),
-        baselines=_baselines([measures]),
-    )
-    path = run.folder / RUN_RESULTS
-    write_results(path, results)
-    return path
+    rule = training.optimizer
+    about: dict[str, Any] = {"rule": "a single run; no learning rate was tuned"}
+    about["command"] = f"mirrorhead evaluate {run.folder}"
+    about["optimizers"] = (OptimizerResults(candidate_name(rule), rule, (), (result,)),)
+    sets = load_sets(run.preset, data, partial=partial)
+    _write(run.folder / RUN_RESULTS, _preset_name(run), run.preset, sets, [measures], **about)
+    return run.folder / RUN_RESULTS
 
 
 def find_record(sweep: str | Path) -> Path:
@@ -171,16 +168,11 @@ def _study(base: str, data: Any) -> Any:
 
 def _preset_name(run: Run) -> str:
     """Return the name of the preset whose model the run has, and which epoch it keeps."""
-
-    def about(chosen: Preset) -> Any:
-        return chosen.model, chosen.training.choose
-
-    same = (name for name, found in PRESETS.items() if about(found) == about(run.preset))
-    return next(same, "custom")
-
-
-def _sizes(sets: Sets) -> Sizes:
-    return Sizes(len(sets.train), len(sets.validation), len(sets.test))
+    ours, choose = run.preset.model, run.preset.training.choose
+    for name, found in PRESETS.items():
+        if (found.model, found.training.choose) == (ours, choose):
+            return name
+    return "custom"
 
 
 def _command(name: str, asked: Asked) -> str:
@@ -199,30 +191,21 @@ def _command(name: str, asked: Asked) -> str:
 
 
 def _optimizer(one: _Tuned, record: Path, found: dict[Path, dict[str, Any]]) -> OptimizerResults:
-    where, root = str(record), record.parent
-    runs = [
-        {
-            **asdict(run),
-            "measures": found[root / run.run],
-            "seconds_per_epoch": _seconds(root / run.run),
-        }
-        for run in one.final
-        if not run.diverged
-    ]
-    return OptimizerResults(
-        one.name,
-        one.chosen,
-        tuple(one.tried),
-        from_plain(runs, tuple[RunResults, ...], where),
-        tuple(run.seed for run in one.final if run.diverged),
-    )
+    runs = []
+    for run in one.final:
+        if not run.diverged:
+            folder = record.parent / run.run
+            more = {"measures": found[folder], "seconds_per_epoch": _seconds(folder)}
+            runs.append({**asdict(run), **more})
+    diverged = tuple(run.seed for run in one.final if run.diverged)
+    done = from_plain(runs, tuple[RunResults, ...], str(record))
+    return OptimizerResults(one.name, one.chosen, tuple(one.tried), done, diverged)
 
 
 def _seconds(folder: Path) -> float | None:
     """Return the seconds of the fastest epoch in the log: other work can only add to them."""
-    events = [event for _, event in read_log(folder / "log.jsonl")]
-    seconds = [event["seconds"] for event in events if event["kind"] == "epoch"]
-    return min(seconds) if seconds else None
+    events = (event for _, event in read_log(folder / "log.jsonl"))
+    return min((event["seconds"] for event in events if event["kind"] == "epoch"), default=None)
 
 
 def _baselines(measures: Sequence[dict[str, Any]]) -> dict[str, RandomScores]:
@@ -250,13 +233,12 @@ def _measures(
     """Measure each folder, in that order, with a progress bar."""
     from joblib import delayed
 
-    job, name = delayed(_measure_one), "measuring"
-    tasks = [job(folder, data, partial) for folder in folders]
+    tasks = [delayed(_measure_one)(folder, data, partial) for folder in folders]
     found: Any = worker_processes(jobs, return_as="generator")(tasks)
-    with ProgressBars({name: len(folders)}, "runs") as bars:
+    with ProgressBars({"measuring": len(folders)}, "runs") as bars:
         for measures in found:
             yield measures
-            bars.advance(name)
+            bars.advance("measuring")
 
 
 def _measure_one(folder: Path, data: str | Path | None, partial: bool) -> dict[str, Any]:

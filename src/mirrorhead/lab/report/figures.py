@@ -4,17 +4,46 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup, escape
 
-from mirrorhead.lab.plots import Figure
+from mirrorhead.lab.plots import Figure, style
 from mirrorhead.lab.report.formulas import plain_text, powers
 from mirrorhead.lab.report.table import Cell, Table, word
 
 #: Points of a line in the table of values; a longer line is sampled.
 POINTS = 9
+
+
+@dataclass(frozen=True)
+class PartFigure:
+    """A figure, its name in files and ids, and what a reader sees in it."""
+
+    name: str
+    caption: str
+    draw: Callable[[], Figure]
+
+    def inline(self) -> tuple[str, Markup, Table]:
+        """The caption, the figure for the page, and its values."""
+        import matplotlib
+
+        with matplotlib.rc_context(style()):
+            figure = self.draw()
+            svg = inline_svg(figure, self.name, self.caption)
+            return self.caption, svg, plotted_values(figure, self.name)
+
+    def svg_file(self) -> bytes:
+        """The figure as a file; the same figure gives the same bytes."""
+        import matplotlib
+
+        buffer = io.BytesIO()
+        with matplotlib.rc_context({**style(), "svg.hashsalt": self.name}):
+            self.draw().savefig(buffer, format="svg", metadata={"Date": None}, facecolor="white")
+        return buffer.getvalue()
 
 
 def inline_svg(figure: Figure, name: str, alt: str) -> Markup:
@@ -80,14 +109,17 @@ def plotted_values(figure: Figure, name: str) -> Table:
 
     rows: list[tuple[Cell, ...]] = []
     named: dict[str, str] = {}  # a panel without a legend uses the colours of one that has it
-    lines = [(axis, line) for axis in figure.axes for line in axis.lines]
-    for _, line in lines:
-        if not str(line.get_label()).startswith("_"):
-            named.setdefault(str(line.get_color()), str(line.get_label()))
-    for axis, line in lines:
-        label = str(line.get_label())
-        label = named.get(str(line.get_color()), "–") if label.startswith("_") else label
-        rows += _rows(axis, label, np.asarray(line.get_xydata(), float))
+    lines = [
+        (axis, line, str(line.get_label()), str(line.get_color()))
+        for axis in figure.axes
+        for line in axis.lines
+    ]
+    for _, _, label, colour in lines:
+        if not label.startswith("_"):
+            named.setdefault(colour, label)
+    for axis, line, label, colour in lines:
+        shown = named.get(colour, "–") if label.startswith("_") else label
+        rows += _rows(axis, shown, np.asarray(line.get_xydata(), float))
     for axis in figure.axes:
         for patch in axis.patches:
             if isinstance(patch, StepPatch):  # a histogram: its bins by their middle
@@ -101,41 +133,25 @@ def plotted_values(figure: Figure, name: str) -> Table:
 
 def _rows(axis: Any, label: str, points: np.ndarray) -> list[tuple[Cell, ...]]:
     points = points[np.isfinite(points).all(1)]
-    if not len(points):
-        return []
-    chosen = np.unique(
-        np.linspace(0, len(points) - 1, min(POINTS, len(points))).round().astype(int)
+    count = min(POINTS, len(points))
+    chosen = np.unique(np.linspace(0, len(points) - 1, count).round().astype(int))
+    title = axis.get_title(loc="left") or axis.get_title()
+    texts = (title, label, axis.get_xlabel(), axis.get_ylabel())
+    # Labels of matplotlib, without line breaks and formulas.
+    panel, line, x, y = (
+        word(plain_text(" ".join(text.split())).replace("||", "‖") or "–") for text in texts
     )
-    panel = axis.get_title(loc="left") or axis.get_title() or "–"
-    x, y = (_words(text()) or "–" for text in (axis.get_xlabel, axis.get_ylabel))
-    ticks = dict(_named_ticks(axis))
+    # Ticks of the y axis that are words, such as the names of optimizers.
+    ticks = {
+        float(at): tick.get_text()
+        for at, tick in zip(axis.get_yticks(), axis.get_yticklabels(), strict=False)
+        if re.search(r"[A-Za-z]{2}", tick.get_text()) and "math" not in tick.get_text()
+    }
     return [
-        (
-            word(_words(panel)),
-            word(_words(label)),
-            word(x),
-            _number(a),
-            word(y),
-            Cell(ticks[b], b) if b in ticks else _number(b),
-        )
+        (panel, line, x, _number(a), y, Cell(ticks[b], b) if b in ticks else _number(b))
         for a, b in points[chosen].tolist()
-    ]
-
-
-def _named_ticks(axis: Any) -> list[tuple[float, str]]:
-    """Ticks of the y axis that are words, such as the names of optimizers."""
-    pairs = zip(axis.get_yticks(), axis.get_yticklabels(), strict=False)
-    return [
-        (float(at), text.get_text())
-        for at, text in pairs
-        if re.search(r"[A-Za-z]{2}", text.get_text()) and "math" not in text.get_text()
     ]
 
 
 def _number(value: float) -> Cell:
     return Cell(powers(f"{value:.4g}"), value)
-
-
-def _words(text: str) -> str:
-    """A label of matplotlib without line breaks and formulas."""
-    return plain_text(" ".join(text.split())).replace("||", "‖")

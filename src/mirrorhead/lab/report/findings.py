@@ -1,4 +1,7 @@
-"""A finding: one claim in the report, with what was measured, its figure and the verdict."""
+"""What the report shows: findings, and studies with claims, figures and tables.
+
+A finding is one claim, with what was measured, its figure and the verdict.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +21,7 @@ from mirrorhead.lab import verdicts
 from mirrorhead.lab.experiments import NAMES, load, storage
 from mirrorhead.lab.experiments.experiment import Experiment, Result, TrialSettings
 from mirrorhead.lab.experiments.runner import Run
-from mirrorhead.lab.plots import style
-from mirrorhead.lab.report.figures import inline_svg, plotted_values
+from mirrorhead.lab.report.figures import PartFigure
 from mirrorhead.lab.report.table import Table
 from mirrorhead.lab.verdicts import Verdict
 
@@ -60,6 +63,25 @@ class Finding:
         return len(WORDS) - 1 - WORDS.index(self.word)
 
 
+@dataclass(frozen=True)
+class Part:
+    """A study, which has a section of the report.
+
+    about: what was trained on what; tuning: how settings were chosen, without a full stop;
+    verdict_rule: how its claims are judged; command: what makes the runs.
+    """
+
+    name: str
+    title: str
+    about: str
+    tuning: str
+    verdict_rule: str
+    command: str
+    findings: tuple[Finding, ...] = ()
+    figures: tuple[PartFigure, ...] = ()
+    tables: tuple[Table, ...] = ()
+
+
 def finding_of(run: Run, out: Path) -> Finding:
     """Draw and judge a run; an experiment that fails in that must not stop the others."""
     experiment = run.experiment
@@ -84,49 +106,32 @@ def with_stored(findings: Sequence[Finding], out: Path) -> list[Finding]:
     """Return these, and what earlier commands left complete in `out`, in the report's order."""
     found = {finding.name: finding for finding in findings}
     for name in NAMES:
-        if name in found or not (out / name).exists():
-            continue
-        experiment = load(name)
-        result = storage.stored(out, experiment)
-        if result is not None:
-            found[name] = finding_of(Run(experiment, result.settings, [result]), out)
+        if name not in found and (out / name).exists():
+            experiment = load(name)
+            result = storage.stored(out, experiment)
+            if result is not None:
+                found[name] = finding_of(Run(experiment, result.settings, [result]), out)
     order = [name for name in NAMES if name in found]
     return [found.pop(name) for name in order] + list(found.values())
 
 
 def judged(experiment: Experiment[Any], result: Result[Any], command: str) -> Finding:
     """Draw and judge a result."""
-    import matplotlib
-
-    with matplotlib.rc_context(style()):
-        verdict = experiment.judge(result)
-        figure = experiment.draw(result)
-        name = f"figure-of-{experiment.name}"
-        svg = inline_svg(figure, name, f"{experiment.title}. Measured: {verdict.measured}")
-        values = plotted_values(figure, name)
-    return replace(
-        unfinished(experiment, result.settings, command, ""),
-        seconds=result.seconds,
-        verdict=verdict,
-        figure=svg,
-        values=values,
-    )
+    verdict = experiment.judge(result)
+    caption = f"{experiment.title}. Measured: {verdict.measured}"
+    drawing = PartFigure(f"figure-of-{experiment.name}", caption, partial(experiment.draw, result))
+    _, svg, values = drawing.inline()
+    found = unfinished(experiment, result.settings, command, "")
+    return replace(found, seconds=result.seconds, verdict=verdict, figure=svg, values=values)
 
 
 def unfinished(
     experiment: Experiment[Any], settings: TrialSettings, command: str, failure: str
 ) -> Finding:
     """Return the finding of an experiment that has no result, and why."""
-    return Finding(
-        name=experiment.name,
-        title=experiment.title,
-        claim=experiment.claim,
-        equation=experiment.equation,
-        settings=settings,
-        command=command,
-        docs=("paper", experiment.name),
-        failure=failure,
-    )
+    about = {key: getattr(experiment, key) for key in ("name", "title", "claim", "equation")}
+    docs = ("paper", experiment.name)
+    return Finding(**about, settings=settings, command=command, docs=docs, failure=failure)
 
 
 def _command(experiment: Experiment[Any], settings: TrialSettings, out: Path) -> str:

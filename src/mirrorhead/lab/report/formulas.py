@@ -88,20 +88,12 @@ def powers(text: str) -> str:
 
 def _symbols(text: str) -> str:
     found, last = [], 0
-    for match in _SYMBOL.finditer(text):
-        found.append(str(escape(powers(text[last : match.start()]))))
-        found.append(_mathml(_latex(match[0], text[match.start() :])))
-        last = match.end()
+    for symbol in _SYMBOL.finditer(text):
+        matches = ((re.compile(p).match(text, symbol.start()), latex) for p, latex in SYMBOLS)
+        formula = next(m.expand(latex) for m, latex in matches if m and m[0] == symbol[0])
+        found += [str(escape(powers(text[last : symbol.start()]))), _mathml(formula)]
+        last = symbol.end()
     return "".join([*found, str(escape(powers(text[last:])))])
-
-
-def _latex(symbol: str, rest: str) -> str:
-    """Return the LaTeX of a symbol; the pattern may look at the rest of the text."""
-    for pattern, latex in SYMBOLS:
-        match = re.match(pattern, rest)
-        if match and match[0] == symbol:
-            return match.expand(latex)
-    raise AssertionError(symbol)
 
 
 @cache

@@ -1,33 +1,23 @@
 """The study of language models in the report: what is claimed of MirrorAdam, figures and tables.
 
-The claims and the rule are those of `mirrorhead.lab.evaluation.language_results`, written before
-the first run. Losses are nats per character on test data.
+The claims and the rule were written before the first run. Losses are nats per character.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from mirrorhead.lab.evaluation.language_results import (
-    METHODS,
-    RATES,
-    SEEDS,
-    SHARES,
-    TABLE_SEEDS,
-    TUNING_SEED,
-    LanguageRun,
-    Runs,
-    chosen_rate,
-)
+from mirrorhead.lab.evaluation import language_results as study
+from mirrorhead.lab.evaluation.language_results import METHODS, RATES, SEEDS, LanguageRun, Runs
 from mirrorhead.lab.plots import COLOURS, Figure, legend_below, mean_band, panels
-from mirrorhead.lab.report.findings import Finding
-from mirrorhead.lab.report.part import Part, PartFigure
+from mirrorhead.lab.report.figures import PartFigure
+from mirrorhead.lab.report.findings import Finding, Part
 from mirrorhead.lab.report.real_data.claims import Claim, Comparison, Measure, judge_comparisons
 from mirrorhead.lab.report.table import NOTHING, Cell, Table, between, mean, number, word
 from mirrorhead.lab.training.language_model import CHARACTERS
@@ -60,30 +50,36 @@ def part(runs: Runs) -> Part:
         f" out, the test set reviews of other films. {len(runs)} runs."
     )
     tuning = (
-        f"{len(RATES)} learning rates for each method, each run once with seed {TUNING_SEED}; the"
-        " lowest validation loss chooses; the chosen rate is run with seeds"
+        f"{len(RATES)} learning rates for each method, each run once with seed {study.TUNING_SEED};"
+        " the lowest validation loss chooses; the chosen rate is run with seeds"
         f" {SEEDS[0]} to {SEEDS[-1]}, and only these are compared"
     )
     findings = tuple(judge(runs, claim) for claim in CLAIMS)
     tables = (_results(runs), _rates(runs), _pruned(runs))
     title = "Language models: is MirrorAdam a better AdamW?"
-    figures = tuple(PartFigure(name, text, partial(draw, runs)) for name, text, draw in DRAWINGS)
+    figures = tuple(
+        PartFigure(f"{NAME}-{name}-figure", caption, partial(draw, runs))
+        for name, caption, draw in DRAWINGS
+    )
     return Part(NAME, title, about, tuning, RULE, COMMAND, findings, figures, tables)
 
 
 def judge(runs: Runs, claim: Claim) -> Finding:
     """Judge a claim; one that lacks runs is not finished."""
-    finding = Finding(
-        name=claim.name, title=claim.title, claim=claim.text, command=COMMAND,
+    gone = [
+        f"{side}, seed {run.seed}"
+        for side in claim.sides
+        for run in _found(runs, *_asked(runs, side))
+        if run.diverged
+    ]
+    return judge_comparisons(
+        claim,
+        partial(_values, runs),
+        command=COMMAND,
         docs=("language-models", "results"),
         about=f"{len(SEEDS)} seeds for each method at its chosen rate. To make the runs:",
-    )  # fmt: skip
-    sides = dict.fromkeys(side for c in claim.comparisons for side in (c.one, c.two))
-    gone = [
-        f"{side}, seed {run.seed}" for side in sides for run in _runs(runs, side) if run.diverged
-    ]
-    counted = f" Diverged, and counted as {GUESS:.2f}: {'; '.join(gone)}." if gone else ""
-    return judge_comparisons(finding, claim, partial(_values, runs), counted)
+        left_out=f" Diverged, and counted as {GUESS:.2f}: {'; '.join(gone)}." if gone else "",
+    )
 
 
 def _values(runs: Runs, side: str, measure: Measure) -> list[float]:
@@ -91,176 +87,147 @@ def _values(runs: Runs, side: str, measure: Measure) -> list[float]:
     method, lr, seeds = _asked(runs, side)
     if lr is None:
         raise ValueError(f"the tuning of {method} is not finished, or all its rates diverged")
-    found = _runs(runs, side)
+    found = _found(runs, method, lr, seeds)
     if left := sorted({*seeds} - {run.seed for run in found}):
         raise ValueError(f"{method} at {lr:g} has no run of seeds {left}")
-    of: Any = measure.of
+    of: Callable[[LanguageRun], Any] = measure.of
     return [GUESS if run.diverged else of(run) for run in found]
 
 
-def _runs(runs: Runs, side: str) -> list[LanguageRun]:
-    """Return the runs of a side that are there: a method at its chosen rate, or "at" another."""
-    method, lr, seeds = _asked(runs, side)
-    return [runs[key] for seed in seeds if lr and (key := (method, lr, seed)) in runs]
-
-
 def _asked(runs: Runs, side: str) -> tuple[str, float | None, tuple[int, ...]]:
+    """Return method, rate and seeds of a side: a method at its chosen rate, or "at" another."""
     method, _, rate = side.partition(AT)
     if rate:
-        return method, float(rate), (TUNING_SEED, *TABLE_SEEDS)
-    return method, chosen_rate(runs, method), SEEDS
+        return method, float(rate), (study.TUNING_SEED, *study.TABLE_SEEDS)
+    return method, study.chosen_rate(runs, method), SEEDS
 
 
-def final_runs(runs: Runs, name: str) -> list[LanguageRun]:
+def _found(runs: Runs, name: str, lr: float | None, seeds: Sequence[int]) -> list[LanguageRun]:
+    """Return those of the runs that are there."""
+    return [runs[key] for seed in seeds if lr and (key := (name, lr, seed)) in runs]
+
+
+def _final(runs: Runs, name: str) -> list[Any]:
     """Return the runs at the chosen rate that are compared, without those that diverged."""
-    lr = chosen_rate(runs, name)
-    found = [runs.get((name, lr, seed)) for seed in SEEDS] if lr else []
-    return [run for run in found if run and not run.diverged]
+    found = _found(runs, name, study.chosen_rate(runs, name), SEEDS)
+    return [run for run in found if not run.diverged]
 
 
-def draw_curves(runs: Runs) -> Figure:
-    """Validation loss against steps."""
+def _at(runs: Runs, name: str, lr: float) -> list[LanguageRun]:
+    return _found(runs, name, lr, (study.TUNING_SEED, *SEEDS))
+
+
+def _losses(found: Sequence[LanguageRun]) -> list[float]:
+    return [run.test for run in found if run.test is not None]
+
+
+def _drawn(plot: Callable[..., None], xlabel: str, ylabel: str, runs: Runs) -> Figure:
+    """Draw a line for each method."""
     figure, (axis,) = panels(1, height=4.2)
-    for name, colour in _colours():
-        if found := final_runs(runs, name):
-            count = len(found[0].curve)
-            steps = found[0].steps // count * np.arange(1, count + 1)
-            curves = np.array([run.curve for run in found])
-            mean_band(axis, steps, curves, label=name, color=colour)
-    axis.set(xlabel="steps", ylabel="validation loss, nats per character")
+    for name, colour in zip(METHODS, COLOURS, strict=True):
+        plot(axis, runs, name, label=name, color=colour)
+    axis.set(xlabel=xlabel, ylabel=f"{ylabel} loss, nats per character")
     if axis.lines:
         legend_below(figure, axis, columns=3)
     return figure
 
 
-def draw_rates(runs: Runs) -> Figure:
-    """Test loss against the learning rate."""
-    figure, (axis,) = panels(1, height=4.2)
-    for name, colour in _colours():
-        rates = [lr for lr in sorted(RATES) if _at(runs, name, lr)]
-        middle = [float(np.mean(_at(runs, name, lr))) for lr in rates]
-        if rates:
-            axis.plot(rates, middle, "o-", label=name, color=colour)
-    axis.set(xlabel="learning rate", ylabel="test loss, nats per character", xscale="log")
-    legend_below(figure, axis, columns=3)
-    return figure
+def _plot_curve(axis: Any, runs: Runs, name: str, **line: Any) -> None:
+    if found := _final(runs, name):
+        count = len(found[0].curve)
+        steps = found[0].steps // count * np.arange(1, count + 1)
+        mean_band(axis, steps, np.array([run.curve for run in found]), **line)
 
 
-def draw_pruned(runs: Runs) -> Figure:
-    """Test loss against the share of weights that are set to 0."""
-    figure, (axis,) = panels(1, height=4.2)
-    shares = (0.0, *SHARES)
-    for name, colour in _colours():
-        if found := final_runs(runs, name):
-            losses = np.array([[run.test, *(run.pruned[s] for s in SHARES)] for run in found])
-            mean_band(axis, shares, losses.astype(float), label=name, color=colour, marker="o")
-    axis.set(xlabel="share of each matrix set to 0", ylabel="test loss, nats per character")
-    if axis.lines:
-        legend_below(figure, axis, columns=3)
-    return figure
+def _plot_rates(axis: Any, runs: Runs, name: str, **line: Any) -> None:
+    axis.set(xscale="log")
+    losses = {lr: found for lr in sorted(RATES) if (found := _losses(_at(runs, name, lr)))}
+    if losses:
+        axis.plot(list(losses), [float(np.mean(some)) for some in losses.values()], "o-", **line)
 
 
-DRAWINGS: tuple[tuple[str, str, Callable[[Runs], Figure]], ...] = (
+def _plot_pruned(axis: Any, runs: Runs, name: str, **line: Any) -> None:
+    if found := _final(runs, name):
+        losses = np.array([[run.test, *(run.pruned[s] for s in study.SHARES)] for run in found])
+        mean_band(axis, (0.0, *study.SHARES), losses, marker="o", **line)
+
+
+#: Name, caption, what is drawn for a method, and the axes.
+DRAWINGS = (
     (
-        f"{NAME}-curves-figure",
+        "curves",
         "Validation loss at the chosen rates: mean, and where the middle 80 % of the seeds are.",
-        draw_curves,
+        partial(_drawn, _plot_curve, "steps", "validation"),
     ),
     (
-        f"{NAME}-rates-figure",
+        "rates",
         "Test loss against the learning rate: mean over the seeds that were run.",
-        draw_rates,
+        partial(_drawn, _plot_rates, "learning rate", "test"),
     ),
     (
-        f"{NAME}-pruned-figure",
+        "pruned",
         "Test loss against the share of weights set to 0: mean, and where the middle 80 % are.",
-        draw_pruned,
+        partial(_drawn, _plot_pruned, "share of each matrix set to 0", "test"),
     ),
 )
 
 
-def _colours() -> list[tuple[str, str]]:
-    return list(zip(METHODS, COLOURS, strict=True))
-
-
-def _at(runs: Runs, name: str, lr: float) -> list[float]:
-    """Return the test losses of all runs at a rate."""
-    found = [runs.get((name, lr, seed)) for seed in (TUNING_SEED, *SEEDS)]
-    return [run.test for run in found if run and run.test is not None]
-
-
 def _results(runs: Runs) -> Table:
-    rows = []
-    for name in METHODS:
-        found, lr = final_runs(runs, name), chosen_rate(runs, name)
-        test = [run.test for run in found if run.test is not None]
-        weights = [run.weights for run in found if run.weights is not None]
-        rows.append(
-            (
-                word(name),
-                Cell(f"{lr:g}{_edge(lr)}", lr) if lr else NOTHING,
-                mean(test, 4),
-                between(test, 4),
-                mean([run.validation for run in found if run.validation is not None], 4),
-                mean([w.largest for w in weights]),
-                mean([100 * w.small for w in weights], 1),
-                number(len(found), 0),
-            )
-        )
-    columns = (
-        "Method", "lr", "Test loss", "Lowest to highest", "Validation loss", "Largest weight",
-        "Weights below 1 % of the largest, %", "Seeds",
-    )  # fmt: skip
+    def rate(name: str) -> Cell:
+        lr = study.chosen_rate(runs, name)
+        edge = " **" if lr in (min(RATES), max(RATES)) else ""
+        return Cell(f"{lr:g}{edge}", lr) if lr else NOTHING
+
+    def final(of: Callable[[Any], float], digits: int = 3) -> Callable[[str], Cell]:
+        return lambda name: mean([of(run) for run in _final(runs, name)], digits)
+
+    columns = {
+        "Method": word,
+        "lr": rate,
+        "Test loss": final(lambda run: run.test, 4),
+        "Lowest to highest": lambda name: between(_losses(_final(runs, name)), 4),
+        "Validation loss": final(lambda run: run.validation, 4),
+        "Largest weight": final(lambda run: run.weights.largest),
+        "Weights below 1 % of the largest, %": final(lambda run: 100 * run.weights.small, 1),
+        "Seeds": lambda name: number(len(_final(runs, name)), 0),
+    }
     note = (
         f"{PLUS_MINUS} The last column but one is the mean over matrices. ** The rate is the"
         " smallest or largest of those tried, so that a rate beyond might be better."
     )
-    return Table(f"{NAME}-results", "Results at the chosen rates", columns, tuple(rows), note)
-
-
-def _edge(lr: float) -> str:
-    return " **" if lr in (min(RATES), max(RATES)) else ""
+    return Table.of(f"{NAME}-results", "Results at the chosen rates", columns, METHODS, note)
 
 
 def _rates(runs: Runs) -> Table:
-    rates = sorted(RATES)
-    rows = []
-    for name in METHODS:
-        cells = [_rate_cell(runs, name, lr) for lr in rates]
-        rows.append((word(name), *cells))
+    def at(lr: float, name: str) -> Cell:
+        found = _at(runs, name, lr)
+        cell, gone = mean(_losses(found), 3), sum(run.diverged for run in found)
+        return replace(cell, text=f"{cell.text} ({gone} diverged)") if gone else cell
+
+    columns = {"Method": word, **{f"lr {lr:g}": partial(at, lr) for lr in sorted(RATES)}}
     note = (
         f"Test loss at each learning rate. {PLUS_MINUS} A single number is one seed. In brackets:"
         " how many seeds diverged, which the mean leaves out."
     )
-    columns = ("Method", *(f"lr {lr:g}" for lr in rates))
-    return Table(f"{NAME}-rates", "The same learning rate for all", columns, tuple(rows), note)
-
-
-def _rate_cell(runs: Runs, name: str, lr: float) -> Cell:
-    cell = mean(_at(runs, name, lr), 3)
-    tried = [runs.get((name, lr, seed)) for seed in (TUNING_SEED, *SEEDS)]
-    gone = sum(run is not None and run.diverged for run in tried)
-    return replace(cell, text=f"{cell.text} ({gone} diverged)") if gone else cell
+    return Table.of(f"{NAME}-rates", "The same learning rate for all", columns, METHODS, note)
 
 
 def _pruned(runs: Runs) -> Table:
-    rows = []
-    for name in METHODS:
-        found = final_runs(runs, name)
-        test = [run.test for run in found if run.test is not None]
-        cells = [mean([run.pruned[share] for run in found], 3) for share in SHARES]
-        rows.append((word(name), mean(test, 3), *cells))
-    columns = ("Method", "Whole", *(f"{100 * share:g} % pruned" for share in SHARES))
+    def at(share: float, name: str) -> Cell:
+        return mean([run.pruned[share] if share else run.test for run in _final(runs, name)], 3)
+
+    columns = {"Method": word, "Whole": partial(at, 0.0)}
+    columns |= {f"{100 * share:g} % pruned": partial(at, share) for share in study.SHARES}
     note = "Test loss when the smallest weights of every matrix are set to 0, without retraining."
-    return Table(f"{NAME}-pruned", "Pruning", columns, tuple(rows), f"{note} {PLUS_MINUS}")
+    return Table.of(f"{NAME}-pruned", "Pruning", columns, METHODS, f"{note} {PLUS_MINUS}")
 
 
-TEST = Measure("test loss", lambda run: run.test, digits=4, higher=False)  # pyright: ignore[reportAttributeAccessIssue]
+TEST = Measure("test loss", lambda run: run.test, digits=4, higher=False)
 
 
 def _after(share: float) -> Measure:
     name = f"test loss with {100 * share:g} % pruned"
-    return Measure(name, lambda run: run.pruned[share], digits=3, higher=False)  # pyright: ignore[reportAttributeAccessIssue]
+    return Measure(name, lambda run: run.pruned[share], higher=False)
 
 
 def _mirror(p: float) -> str:

@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mirrorhead._files import write_atomically
-from mirrorhead.lab.report.findings import Finding
-from mirrorhead.lab.report.part import Part
+from mirrorhead.lab.report.findings import Finding, Part
 from mirrorhead.lab.report.studies import NAMES
 from mirrorhead.lab.report.table import Table, markdown, word
 from mirrorhead.lab.runtime.errors import UserError
@@ -44,8 +43,7 @@ def blocks(parts: Sequence[Part]) -> dict[str, str]:
         verdicts = markdown(_verdicts(part.name, part.findings))
         found[f"{part.name}-verdicts"] = f"{verdicts}\n\n{part.verdict_rule}"
         for table in part.tables:
-            note = f"\n\n{table.note}" if table.note else ""
-            found[table.name] = markdown(table) + note
+            found[table.name] = markdown(table) + (f"\n\n{table.note}" if table.note else "")
         for figure in part.figures:
             image = f"![{figure.caption}](images/{figure.name}.svg)"
             found[figure.name] = f"{image}\n\n{figure.caption}"
@@ -66,8 +64,7 @@ def fill(text: str, blocks: Mapping[str, str], name: str = "the page") -> str:
     """
     marks = list(MARK.finditer(text))
     begins, ends = marks[::2], marks[1::2]
-    paired = len(begins) == len(ends) and not any(end[2] for end in ends)
-    if not paired or not all(begin[2] for begin in begins):
+    if len(marks) % 2 or [bool(mark[2]) for mark in marks] != [True, False] * len(ends):
         raise UserError(f"{name}: every <!-- begin NAME --> needs an <!-- end --> after it")
     pieces, last = [], 0
     for begin, end in zip(begins, ends, strict=True):

@@ -1,7 +1,12 @@
-"""The page of verdicts as HTML: one file that loads nothing from elsewhere."""
+"""The page of verdicts and the page of attention, as HTML that loads nothing from elsewhere.
+
+The verdicts are printed in a terminal, too. The page of attention shows maps on sentences that one
+can point at: the paper's Figure 9.
+"""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -13,16 +18,23 @@ from markupsafe import Markup
 from mirrorhead._files import write_atomically
 from mirrorhead._version import __version__
 from mirrorhead.lab.report.figures import share_letters
-from mirrorhead.lab.report.findings import WORDS, Finding
+from mirrorhead.lab.report.findings import WORDS, Finding, Part
 from mirrorhead.lab.report.formulas import equation, plain_text, powers, with_formulas
-from mirrorhead.lab.report.part import Part
 from mirrorhead.lab.runtime.errors import UserError
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from rich.console import Console
+    from torch import Tensor
+
+    from mirrorhead.lab.evaluation.attention_reading import AttentionReading
 
 HERE = Path(__file__).parent
 GENERATOR = "mirrorhead"
+COLOURS = dict(zip(WORDS, ("green", "yellow", "cyan", "red", "magenta"), strict=True))
+OPENERS = {"darwin": "open", "win32": "start"}
+#: Weights are whole numbers of this size in the page of attention.
+UNIT = 1e-4
 
 
 def check_free(path: Path) -> None:
@@ -60,13 +72,8 @@ def render(
             are named instead of linked.
     """
     environment = templates()
-    environment.filters |= {
-        "duration": duration,
-        "equation": equation,
-        "formulas": with_formulas,
-        "plain": plain_text,
-        "setting": setting,
-    }
+    environment.filters |= {"equation": equation, "formulas": with_formulas, "plain": plain_text}
+    environment.filters |= {"duration": duration, "setting": setting}
     everything = [*findings, *(finding for part in parts for finding in part.findings)]
     counts = Counter(finding.word for finding in everything)
     text = environment.get_template("report.html.j2").render(
@@ -87,6 +94,57 @@ def render(
         vars=vars,
     )
     return share_letters(text)
+
+
+def render_attention(
+    looks: Sequence[AttentionReading],
+    title: str,
+    *,
+    layer: int | None = None,
+    head: int | None = None,
+    rolled: bool = False,
+) -> str:
+    """The page as HTML; it loads nothing from elsewhere.
+
+    Args:
+        looks: one for each sentence.
+        title: what the model is.
+        layer, head, rolled: what to show first: a layer (the last), a head (their mean), or
+            attention rollout.
+    """
+    layers, heads = looks[0].maps.shape[:2]
+    layer = layers - 1 if layer is None else layer
+    shown = [look.rollout if rolled else look.weights(layer, head) for look in looks]
+    return (
+        templates()
+        .get_template("attention.html.j2")
+        .render(
+            looks=looks,
+            title=title,
+            layers=layers,
+            heads=heads,
+            layer="rollout" if rolled else layer,
+            head="mean" if head is None or rolled else head,
+            shades=[(rows[0] / rows[0].max()).tolist() for rows in shown],
+            weights=[rows[0].tolist() for rows in shown],
+            content=[
+                {
+                    "tokens": look.tokens,
+                    "maps": [[_whole(head) for head in layer] for layer in look.maps],
+                    "rollout": _whole(look.rollout),
+                }
+                for look in looks
+            ],
+            unit=UNIT,
+            version=__version__,
+            css=Markup(read("report.css") + read("attention.css")),
+            js=Markup(read("attention.js")),
+        )
+    )
+
+
+def _whole(weights: Tensor) -> list[list[int]]:
+    return (weights / UNIT).round().int().tolist()
 
 
 def templates() -> Environment:
@@ -132,3 +190,26 @@ def setting(value: object) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return powers(f"{value:g}") if isinstance(value, float) else str(value)
+
+
+def print_findings(findings: Sequence[Finding], console: Console) -> None:
+    """Print a line for each claim and how many have which verdict; it fits 80 columns."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2), expand=False)
+    for no_wrap in (True, True, False):
+        table.add_column(no_wrap=no_wrap, overflow="fold")
+    for finding in findings:
+        verdict = Text(finding.word, style=COLOURS[finding.word])
+        table.add_row(Text(finding.name), verdict, Text(finding.title, style="dim"))
+    console.print(table)
+    counts = Counter(finding.word for finding in findings)
+    words = [Text(f"{word}: {counts[word]}", style=COLOURS[word]) for word in WORDS if counts[word]]
+    console.print(Text(", ").join(words))
+
+
+def print_place(page: Path) -> None:
+    """Print how to open the report and, on the last line, where it is."""
+    opener = OPENERS.get(sys.platform, "xdg-open")
+    print(f"in a browser: {page.resolve().as_uri()}\nto open it: {opener} {page}\nreport: {page}")

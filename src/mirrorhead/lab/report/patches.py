@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, replace
 from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from mirrorhead.lab.evaluation.patch_study import (
-    DEVELOPMENT,
-    METHODS,
-    OURS,
-    SENTENCES,
-    SIZES,
-    SMALL,
-    TASKS,
-    PatchRun,
-    column,
-    equals,
-    final_runs,
-    scores_on_test,
-    tuning_scores,
-)
+from mirrorhead.lab.evaluation import patch_study as study
+from mirrorhead.lab.evaluation.patch_study import METHODS, OURS, SENTENCES, SIZES, SMALL, TASKS
 from mirrorhead.lab.plots import COLOURS, GREY, legend_below, panels
-from mirrorhead.lab.report.findings import Finding
-from mirrorhead.lab.report.part import Part, PartFigure
+from mirrorhead.lab.report.figures import PartFigure
+from mirrorhead.lab.report.findings import Finding, Part
 from mirrorhead.lab.report.real_data.statistics import outcome, welch
 from mirrorhead.lab.report.table import NOTHING, Cell, Table, mean, number, word
 from mirrorhead.lab.verdicts import judge
@@ -36,6 +23,9 @@ if TYPE_CHECKING:
 #: Weights of MiniLM in the matrices that are tuned.
 WEIGHTS = 10_616_832
 COMMAND = "python benchmarks/patches.py run"
+Runs = Sequence[study.PatchRun]
+ALL_SIZES = (None, *SIZES)
+SIZE_COLUMNS = ("Method", "Runs", "all", *(f"{size:.2%}" for size in SIZES))
 RULE = (
     "For each task the claim holds if the mean test accuracy of centred MirrorAdam is above that of"
     " every other method whose whole curve comes from one training run, with 0.1 % and with 0.03 %"
@@ -45,21 +35,22 @@ RULE = (
 )
 
 
-def part(runs: Sequence[PatchRun]) -> Part:
+def part(runs: Runs) -> Part:
     """Judge, draw and tabulate the study."""
     tasks = [task for task in TASKS if any(r.final and r.task == task for r in runs)]
-    figures = []
     caption = (
         "Test accuracy with only the largest changes kept: mean over seeds{}. The head is not"
         " counted. Grey dots: LoRA and BitFit, whose sizes are fixed; crosses: masks chosen"
         " beforehand, trained for each size. DARE falls below the picture."
     )
+    figures = []
     if set(tasks) >= set(SENTENCES):
-        mean_ = caption.format(" and four tasks")
-        figures.append(PartFigure("patches-mean-figure", mean_, partial(draw_mean, runs)))
+        drawing = partial(draw, runs, {"": SENTENCES}, 4.2)
+        over_tasks = caption.format(" and four tasks")
+        figures.append(PartFigure("patches-mean-figure", over_tasks, drawing))
     if tasks:
-        each = caption.format("")
-        figures.append(PartFigure("patches-figure", each, partial(draw, runs, tasks)))
+        drawing = partial(draw, runs, {TASKS[task]: [task] for task in tasks})
+        figures.append(PartFigure("patches-figure", caption.format(""), drawing))
     return Part(
         "patches",
         "Patches: fine-tune and change few weights",
@@ -70,146 +61,119 @@ def part(runs: Sequence[PatchRun]) -> Part:
         " and 0.03 %",
         RULE,
         COMMAND,
-        tuple(judge_task(runs, task) for task in tasks if task != DEVELOPMENT),
+        tuple(judge_task(runs, task) for task in tasks if task != study.DEVELOPMENT),
         tuple(figures),
         (
-            *_tables_over_tasks(runs),
+            *(table for table in (_mean_table(runs), _untuned_table(runs)) if table.rows),
             *(accuracy_table(runs, task) for task in tasks),
-            *_tuning_tables(runs, tasks),
+            *(_tuning_table(runs, task) for task in tasks),
         ),
     )
 
 
-def judge_task(runs: Sequence[PatchRun], task: str) -> Finding:
+def judge_task(runs: Runs, task: str) -> Finding:
     """Judge whether ours is best at the small sizes on one task."""
-    title = f"Patches on {TASKS[task]}: the most accurate at small sizes"
-    claim = (
-        f"On {TASKS[task]}, MirrorAdam centred at the pretrained weights is more accurate than"
-        " every other method with one training run if 0.1 % or 0.03 % of the weights may change."
-    )
     finding = Finding(
-        name=f"patches-{task}", title=title, claim=claim, command=f"{COMMAND} --tasks {task}",
-        docs=("patches", "results"), about="To make the runs:",
-    )  # fmt: skip
-    compared = [(size, other) for size in SMALL for other in equals(task)]
-    rows, failed = [], {}
-    for size, other in compared:
-        ours, theirs = (scores_on_test(runs, task, name, size) for name in (OURS, other))
-        if min(len(ours), len(theirs)) < 2:
-            missing = METHODS[OURS if len(ours) < 2 else other].title
-            return replace(finding, failure=f"runs are missing: {missing} at {size:.2%}")
-        difference = welch(ours, theirs)
-        found = outcome(difference)
-        if found != "as claimed":
-            failed[f"{METHODS[other].title} at {size:.2%}"] = found
-        value, low, high = (100 * x for x in (difference.value, difference.low, difference.high))
-        rows.append(
-            (
-                word(f"{size:.2%}"), word(METHODS[other].title),
-                number(100 * fmean(ours), 1), number(100 * fmean(theirs), 1),
-                Cell(f"{value:+.1f}", value), Cell(f"{low:+.1f} to {high:+.1f}", low), word(found),
-            )
-        )  # fmt: skip
-    columns = (
-        "Size",
-        "Other method",
-        "Ours %",
-        "Other %",
-        "Difference",
-        "95 % interval",
-        "Outcome",
+        name=f"patches-{task}",
+        title=f"Patches on {TASKS[task]}: the most accurate at small sizes",
+        claim=f"On {TASKS[task]}, MirrorAdam centred at the pretrained weights is more accurate"
+        " than every other method with one training run if 0.1 % or 0.03 % of the weights may"
+        " change.",
+        command=f"{COMMAND} --tasks {task}",
+        docs=("patches", "results"),
+        about="To make the runs:",
     )
-    table = Table(f"patches-{task}-comparisons", "Comparisons", columns, tuple(rows))
-    measured = "; ".join(_measured(runs, task, size) for size in SMALL) + "."
-    remark = (
-        f"Not as claimed: {', '.join(f'{k} ({v})' for k, v in failed.items())}." if failed else ""
-    )
+    rows, failed, measured = [], {}, []
+    for size in SMALL:
+        names = (OURS, *study.equals(task))
+        scores = {name: study.scores_on_test(runs, task, name, size) for name in names}
+        if few := [name for name in names if len(scores[name]) < 2]:
+            missing = f"{METHODS[few[0]].title} at {size:.2%}"
+            return replace(finding, failure=f"runs are missing: {missing}")
+        means = {name: fmean(scores[name]) for name in names}
+        best = max(names[1:], key=means.__getitem__)
+        measured.append(
+            f"{size:.2%}: {means[OURS]:.1%}, the best other is {METHODS[best].title} with"
+            f" {means[best]:.1%}"
+        )
+        for other in names[1:]:
+            title = METHODS[other].title
+            difference = welch(scores[OURS], scores[other])
+            found = outcome(difference)
+            if found != "as claimed":
+                failed[f"{title} at {size:.2%}"] = found
+            value, low, high = (100 * x for x in astuple(difference))
+            interval = Cell(f"{low:+.1f} to {high:+.1f}", low)
+            percents = (number(100 * means[name], 1) for name in (OURS, other))
+            cells = (*percents, Cell(f"{value:+.1f}", value), interval, word(found))
+            rows.append((word(f"{size:.2%}"), word(title), *cells))
+    names = ("Size", "Other method", "Ours %", "Other %", "Difference", "95 % interval", "Outcome")
+    table = Table(f"patches-{task}-comparisons", "Comparisons", names, tuple(rows))
+    named = ", ".join(f"{what} ({found})" for what, found in failed.items())
+    remark = f"Not as claimed: {named}." if failed else ""
     if failed and "the other way" not in failed.values():
         remark += " These runs do not refute it: the seeds do not distinguish the methods."
-    return replace(finding, verdict=judge(measured, not failed, remark), comparisons=table)
+    verdict = judge("; ".join(measured) + ".", not failed, remark)
+    return replace(finding, verdict=verdict, comparisons=table)
 
 
-def _measured(runs: Sequence[PatchRun], task: str, size: float) -> str:
-    """Our mean at a size, and the best of the others."""
-    means = {name: fmean(scores_on_test(runs, task, name, size)) for name in (OURS, *equals(task))}
-    ours = means.pop(OURS)
-    best = max(means, key=lambda name: means[name])
-    return f"{size:.2%}: {ours:.1%}, the best other is {METHODS[best].title} with {means[best]:.1%}"
-
-
-def draw(runs: Sequence[PatchRun], tasks: Sequence[str]) -> Figure:
-    """Accuracy against the share of changed weights, a panel for each task."""
-    rows = -(-len(tasks) // 2)
-    figure, axes = panels(min(2, len(tasks)), rows, height=0.8 + 3 * rows)
+def draw(runs: Runs, groups: Mapping[str, Sequence[str]], height: float | None = None) -> Figure:
+    """Accuracy against the share of changed weights, a panel for each group of tasks."""
+    rows = -(-len(groups) // 2)
+    figure, axes = panels(min(2, len(groups)), rows, height=height or 0.8 + 3 * rows)
     flat = list(getattr(axes, "flat", axes))
-    for axis, task in zip(flat, tasks, strict=False):
-        _draw_curves(axis, runs, [task])
-        axis.set(title=TASKS[task])
-    for axis in flat[len(tasks) :]:
+    for axis, (title, tasks) in zip(flat, groups.items(), strict=False):
+        _draw_curves(axis, runs, tasks)
+        axis.set(title=title)
+    for axis in flat[len(groups) :]:
         axis.remove()
     legend_below(figure, flat[0], columns=3)
     return figure
 
 
-def draw_mean(runs: Sequence[PatchRun]) -> Figure:
-    """The same, the mean over the sets of sentences."""
-    figure, axes = panels(1, height=4.2)
-    _draw_curves(axes[0], runs, SENTENCES)
-    legend_below(figure, axes[0], columns=3)
-    return figure
-
-
-def _draw_curves(axis: Any, runs: Sequence[PatchRun], tasks: Sequence[str]) -> None:
+def _draw_curves(axis: Any, runs: Runs, tasks: Sequence[str]) -> None:
     for k, (name, method) in enumerate(METHODS.items()):
-        means = {size: _mean(runs, tasks, name, size) for size in (None, *SIZES)}
-        style = {"color": COLOURS[k % len(COLOURS)], "label": method.title}
-        known = {100 * size: y for size, y in means.items() if size is not None and y is not None}
-        if not method.sized and means[None] is not None:
-            style["color"] = GREY
-            axis.plot(100 * _share(runs, tasks[0], name), means[None], "o", **style)
-        elif method.per_size and known:
-            axis.plot(list(known), list(known.values()), "x", **style)
+        whole, *means = (_mean(runs, tasks, name, size) for size in ALL_SIZES)
+        known = {100 * s: y for s, y in zip(SIZES, means, strict=True) if y is not None}
+        colour = COLOURS[k % len(COLOURS)]
+        if not method.sized and whole is not None:  # bytes over 4 bytes each
+            size = study.final_runs(runs, tasks[0], name)[0].bytes["all"] / 4 / WEIGHTS
+            axis.plot(100 * size, whole, "o", color=GREY, label=method.title)
         elif known:
-            width = 2.6 if name == OURS else 1.3
-            axis.plot(list(known), list(known.values()), "-o", linewidth=width, **style)
+            form = "x" if method.per_size else "-o"
+            width = {} if method.per_size else {"linewidth": 2.6 if name == OURS else 1.3}
+            points = list(known), list(known.values())
+            axis.plot(*points, form, color=colour, label=method.title, **width)
     lowest = min((y for size in SIZES if (y := _mean(runs, tasks, "adamw", size))), default=2.0)
     axis.set(xscale="log", xlabel="weights changed, %", ylabel="test accuracy, %")
     axis.set(ylim=(lowest - 2, None))  # that of AdamW's largest changes; DARE falls far below it
 
 
-def _mean(
-    runs: Sequence[PatchRun], tasks: Sequence[str], method: str, size: float | None
-) -> float | None:
+def _mean(runs: Runs, tasks: Sequence[str], method: str, size: float | None) -> float | None:
     """Mean test accuracy in %, over seeds and then over tasks; None if one of them has no runs."""
-    scores = [scores_on_test(runs, task, method, size) for task in tasks]
+    scores = [study.scores_on_test(runs, task, method, size) for task in tasks]
     return 100 * fmean(map(fmean, scores)) if all(scores) else None
 
 
-def _share(runs: Sequence[PatchRun], task: str, method: str) -> float:
-    """The size of LoRA or BitFit as a share of the weights: bytes over 4 bytes each."""
-    one = final_runs(runs, task, method)[0]
-    return one.bytes["all"] / 4 / WEIGHTS
-
-
-def accuracy_table(runs: Sequence[PatchRun], task: str) -> Table:
+def accuracy_table(runs: Runs, task: str) -> Table:
     """Test accuracy by size, file sizes, and the share of weights with the base's bits."""
-    names = ("all", *(f"{size:.2%}" for size in SIZES))
-    columns = ("Method", "Runs", *names, "kB at 0.10%", "compressed", "same bits F32", "BF16")
+    columns = (*SIZE_COLUMNS, "kB at 0.10%", "compressed", "same bits F32", "BF16")
     rows = []
     for name, method in METHODS.items():
-        lines = final_runs(runs, task, name)
+        lines = study.final_runs(runs, task, name)
         if not lines:
             continue
-        at = column(SMALL[0]) if method.sized else "all"
-        stored = [r for r in lines if at in r.bytes]
-        packed = [r.compressed[at] / 1000 for r in stored if at in r.compressed]
+        at = study.column(SMALL[0]) if method.sized else "all"
+        stored = [run for run in lines if at in run.bytes]
+        kilobytes = [run.bytes[at] / 1000 for run in stored]
+        packed = [run.compressed[at] / 1000 for run in stored if at in run.compressed]
+        scores = (study.scores_on_test(runs, task, name, size) for size in ALL_SIZES)
         rows.append(
             (
                 word(method.title),
                 number(method.runs_of_a_curve, 0),
-                *(mean(scores_on_test(runs, task, name, size), 1, 100) for size in (None, *SIZES)),
-                number(fmean(r.bytes[at] / 1000 for r in stored), 0) if stored else NOTHING,
-                number(fmean(packed), 0) if packed else NOTHING,
+                *(mean(some, 1, 100) for some in scores),
+                *(number(fmean(some), 0) if some else NOTHING for some in (kilobytes, packed)),
                 *(number(fmean(r.identical[kind] for r in lines), 3) for kind in ("F32", "BF16")),
             )
         )
@@ -222,68 +186,48 @@ def accuracy_table(runs: Sequence[PatchRun], task: str) -> Table:
     return Table(f"patches-{task}-accuracy", f"{TASKS[task]}: accuracy", columns, tuple(rows), note)
 
 
-def _tables_over_tasks(runs: Sequence[PatchRun]) -> list[Table]:
+def _mean_table(runs: Runs) -> Table:
     """Means over the sets of sentences, for the methods that were run on all of them."""
-    found = []
     rows = []
     for name, method in METHODS.items():
-        cells = []
-        for size in (None, *SIZES):
-            value = _mean(runs, SENTENCES, name, size)
-            cells.append(NOTHING if value is None else number(value, 1))
-        if any(cell is not NOTHING for cell in cells):
+        values = [_mean(runs, SENTENCES, name, size) for size in ALL_SIZES]
+        if any(value is not None for value in values):
+            cells = (NOTHING if value is None else number(value, 1) for value in values)
             rows.append((word(method.title), number(method.runs_of_a_curve, 0), *cells))
-    if rows:
-        names = ("all", *(f"{size:.2%}" for size in SIZES))
-        note = "Test accuracy in %: mean over seeds, then over the four sets of sentences."
-        columns = ("Method", "Runs", *names)
-        found.append(Table("patches-mean", "Mean over four tasks", columns, tuple(rows), note))
-    rows = [row for name in (OURS, *equals("cr")) for row in _untuned_rows(runs, name)]
-    if rows:
-        columns = ("Method", "Setting", *(TASKS[task] for task in SENTENCES), "mean")
-        note = (
-            "Validation accuracy in % with seed 0, mean of 0.1 % and 0.03 %. A method that needs no"
-            " tuning has a row that is good on every task."
-        )
-        title = "One setting for all tasks"
-        found.append(Table("patches-untuned", title, columns, tuple(rows), note))
-    return found
+    note = "Test accuracy in %: mean over seeds, then over the four sets of sentences."
+    return Table("patches-mean", "Mean over four tasks", SIZE_COLUMNS, tuple(rows), note)
 
 
-def _untuned_rows(runs: Sequence[PatchRun], method: str) -> list[tuple[Cell, ...]]:
+def _untuned_table(runs: Runs) -> Table:
     """Validation accuracy of each setting that was tried on all sets of sentences."""
-    return [
-        (
-            word(METHODS[method].title),
-            word(_setting(setting)),
-            *(number(100 * score, 1) for score in (*scores, fmean(scores))),
-        )
-        for setting, scores in tuning_scores(runs, method)
-    ]
+    rows = []
+    for method in (OURS, *study.equals("cr")):
+        for setting, scores in study.tuning_scores(runs, method):
+            cells = (number(100 * score, 1) for score in (*scores, fmean(scores)))
+            rows.append((word(METHODS[method].title), word(_setting(setting)), *cells))
+    columns = ("Method", "Setting", *(TASKS[task] for task in SENTENCES), "mean")
+    note = (
+        "Validation accuracy in % with seed 0, mean of 0.1 % and 0.03 %. A method that needs no"
+        " tuning has a row that is good on every task."
+    )
+    return Table("patches-untuned", "One setting for all tasks", columns, tuple(rows), note)
 
 
 def _setting(setting: dict[str, float]) -> str:
     return ", ".join(f"{key} {value:g}" for key, value in sorted(setting.items()))
 
 
-def _tuning_tables(runs: Sequence[PatchRun], tasks: Sequence[str]) -> list[Table]:
+def _tuning_table(runs: Runs, task: str) -> Table:
     """What tuning tried, with validation accuracy at the small sizes."""
-    found = []
-    for task in tasks:
-        lines = [r for r in runs if r.task == task and not r.final]
-        rows = tuple(
-            (
-                word(METHODS[r.method].title),
-                word(_setting(r.setting)),
-                number(100 * r.tuning_score, 1),
-                number(r.seconds, 0),
-            )
-            for r in lines
-        )
-        columns = ("Method", "Setting", "Validation %", "Seconds")
-        note = (
-            "Mean validation accuracy at 0.1 % and 0.03 %, or at the only size there is; one seed."
-            " Seconds are wall-clock time, with other work on the machine and pauses."
-        )
-        found.append(Table(f"patches-{task}-tuning", f"{TASKS[task]}: tuning", columns, rows, note))
-    return found
+    columns = {
+        "Method": lambda run: word(METHODS[run.method].title),
+        "Setting": lambda run: word(_setting(run.setting)),
+        "Validation %": lambda run: number(100 * run.tuning_score, 1),
+        "Seconds": lambda run: number(run.seconds, 0),
+    }
+    tried = [run for run in runs if run.task == task and not run.final]
+    note = (
+        "Mean validation accuracy at 0.1 % and 0.03 %, or at the only size there is; one seed."
+        " Seconds are wall-clock time, with other work on the machine and pauses."
+    )
+    return Table.of(f"patches-{task}-tuning", f"{TASKS[task]}: tuning", columns, tried, note)

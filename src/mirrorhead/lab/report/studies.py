@@ -8,7 +8,7 @@ from mirrorhead.lab.evaluation import language_results, patch_study
 from mirrorhead.lab.evaluation.head_margins import load_margins
 from mirrorhead.lab.evaluation.results import load_comparisons
 from mirrorhead.lab.report import language, patches
-from mirrorhead.lab.report.part import Part
+from mirrorhead.lab.report.findings import Part
 from mirrorhead.lab.report.real_data import part
 from mirrorhead.lab.report.real_data.margins import margins_part
 

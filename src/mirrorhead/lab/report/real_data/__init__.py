@@ -1,15 +1,11 @@
-"""The real-data parts of the report.
-
-Each study has claims with verdicts, tables and figures; single runs, which `mirrorhead evaluate`
-has measured, have one table.
-"""
+"""The real-data parts of the report: comparisons of optimizers, and a table of single runs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from mirrorhead.lab.evaluation.results import ComparisonResults
-from mirrorhead.lab.report.part import Part
+from mirrorhead.lab.report.findings import Part
 from mirrorhead.lab.report.real_data.claims import RULE, RULE_OF_BOTH, judge_study
 from mirrorhead.lab.report.real_data.figures import drawings
 from mirrorhead.lab.report.real_data.tables import tables
@@ -80,21 +76,17 @@ def single_runs(runs: Mapping[str, ComparisonResults]) -> Part:
 def _row(name: str, results: ComparisonResults) -> tuple[Cell, ...]:
     (optimizer,) = results.optimizers
     (run,) = optimizer.runs
-    measures = run.measures
-    gini = measures.weights["query"].gini
+    found = run.measures
+    gini = found.weights["query"].gini
     assert optimizer.chosen is not None
+    accuracies = (run.validation_accuracy, run.test_accuracy, found.pruned[0.9])
     return (
-        word(name),
-        word(results.name),
-        word(optimizer.name),
+        *map(word, (name, results.name, optimizer.name)),
         Cell(f"{optimizer.chosen.lr:g}", optimizer.chosen.lr),
-        number(run.seed, 0),
-        number(run.best_epoch, 0),
-        number(100 * run.validation_accuracy, 2),
-        number(100 * run.test_accuracy, 2),
-        number(100 * measures.pruned[0.9], 2),
+        *(number(count, 0) for count in (run.seed, run.best_epoch)),
+        *(number(100 * accuracy, 2) for accuracy in accuracies),
         NOTHING if gini is None else number(gini),
-        number(measures.entropy.mean),
-        number(measures.eraser["val"]["attention"].auprc) if measures.eraser else NOTHING,
-        number(measures.cad["test"]["attention"].auprc) if measures.cad else NOTHING,
+        number(found.entropy.mean),
+        number(found.eraser["val"]["attention"].auprc) if found.eraser else NOTHING,
+        number(found.cad["test"]["attention"].auprc) if found.cad else NOTHING,
     )

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from mirrorhead.lab.evaluation.results import (
-    KINDS,
-    SHARES,
-    ComparisonResults,
-    Histogram,
-    OptimizerResults,
-    RunResults,
-)
+from mirrorhead.lab.evaluation.results import KINDS, SHARES, ComparisonResults, Histogram
 from mirrorhead.lab.plots import COLOURS, Figure, legend_below, mean_band, panels
-from mirrorhead.lab.report.part import PartFigure
+from mirrorhead.lab.report.figures import PartFigure
 
 CAPTIONS = {
     "accuracy": "Test accuracy of all final runs: a dot for each seed, a line at the mean.",
@@ -36,12 +29,11 @@ SHOWN = ("MD p=1.1", "MD p=2", "MirrorAdam p=1.1", "AdamW")
 
 def drawings(study: ComparisonResults) -> tuple[PartFigure, ...]:
     """All figures of a study."""
-    names = ["accuracy", "pruned", "weights"]
-    names += ["equal-training"] if study.to_the_end else []
-    names += ["selection"] if study.random_eraser else []
+    left_out = {"equal-training": not study.to_the_end, "selection": not study.random_eraser}
     return tuple(
-        PartFigure(f"{study.name}-{name}-figure", CAPTIONS[name], partial(DRAW[name], study))
-        for name in names
+        PartFigure(f"{study.name}-{name}-figure", caption, partial(DRAW[name], study))
+        for name, caption in CAPTIONS.items()
+        if not left_out.get(name)
     )
 
 
@@ -50,8 +42,7 @@ def accuracy(study: ComparisonResults) -> Figure:
     optimizers = study.trained[::-1]
     figure, (axis,) = panels(1, height=1.1 + 0.36 * len(optimizers))
     for k, optimizer in enumerate(optimizers):
-        values = 100 * np.array(optimizer.values(lambda run: run.test_accuracy))
-        _dots(axis, values, k, COLOURS[0])
+        _dots(axis, 100 * np.array(optimizer.values(lambda run: run.test_accuracy)), k, COLOURS[0])
     _rows(axis, [optimizer.name for optimizer in optimizers])
     axis.set(xlabel="test accuracy, %")
     return figure
@@ -66,10 +57,9 @@ def equal_training(study: ComparisonResults) -> Figure:
         found = [[one.test_accuracy_at(level) for one in measures] for level in levels]
         values = [[100 * value for value in some if value is not None] for some in found]
         x = [100 * level for level in levels]
-        means = [np.mean(some) for some in values]
         low, high = ([np.quantile(some, q) for some in values] for q in (0.1, 0.9))
         colour = COLOURS[k % len(COLOURS)]
-        axis.plot(x, means, "o-", color=colour, label=optimizer.name)
+        axis.plot(x, [np.mean(some) for some in values], "o-", color=colour, label=optimizer.name)
         axis.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
     axis.set(xlabel="training accuracy, %", ylabel="test accuracy, %")
     legend_below(figure, axis, columns=4)
@@ -80,15 +70,12 @@ def pruning(study: ComparisonResults) -> Figure:
     """Accuracy against the share of weights that are set to 0."""
     figure, (axis,) = panels(1, height=4.2)
     for k, optimizer in enumerate(study.trained):
-        rows = [
-            [run.test_accuracy, *(run.measures.pruned[s] for s in SHARES)] for run in optimizer.runs
-        ]
+        rows = [[r.test_accuracy, *(r.measures.pruned[s] for s in SHARES)] for r in optimizer.runs]
         line = {"color": COLOURS[k % len(COLOURS)], "linestyle": ("-", "--")[k // len(COLOURS)]}
         # Equal distances: 90 and 95 % are what one wants to tell apart.
         mean_band(axis, range(5), 100 * np.array(rows), label=optimizer.name, marker="o", **line)
-    labels = ["0", *(f"{100 * share:g}" for share in SHARES)]
     axis.set(xlabel="weights set to 0, %", ylabel="test accuracy, %")
-    axis.set_xticks(range(5), labels)
+    axis.set_xticks(range(5), ["0", *(f"{100 * share:g}" for share in SHARES)])
     legend_below(figure, axis, columns=3)
     return figure
 
@@ -98,18 +85,14 @@ def weights(study: ComparisonResults) -> Figure:
     from mirrorhead.lab.evaluation.sparsity import LARGE
 
     figure, axes = panels(3, height=3.6, sharey=True)
-    optimizers = [
-        optimizer for optimizer in study.trained if optimizer.name in SHOWN
-    ] or study.trained[:4]
+    optimizers = [one for one in study.trained if one.name in SHOWN] or study.trained[:4]
     for axis, kind in zip(axes, KINDS, strict=True):
         for k, optimizer in enumerate(optimizers):
             edges, density = sizes(optimizer.runs[0].measures.weights[kind].histogram)
-            colour = COLOURS[k % len(COLOURS)]
+            line = {"color": COLOURS[k % len(COLOURS)], "label": optimizer.name}
             seen = np.where(density > 0, density, np.nan)  # 0 has no place on a log axis
-            axis.stairs(
-                seen, edges, baseline=None, color=colour, linewidth=1.5, label=optimizer.name
-            )
-            axis.plot(edges[-1], density[-1], "o", color=colour, markersize=4, clip_on=False)
+            axis.stairs(seen, edges, baseline=None, linewidth=1.5, **line)
+            axis.plot(edges[-1], density[-1], "o", color=line["color"], markersize=4, clip_on=False)
         axis.axvline(LARGE, color="#5c6370", linestyle=":", linewidth=1)
         axis.set(yscale="log", xlabel="size of a weight", title=f"W_{kind[0].upper()}")
     axes[0].set_ylabel("share of weights\nper unit of size")
@@ -133,18 +116,20 @@ def sizes(histogram: Histogram) -> tuple[np.ndarray, np.ndarray]:
 
 def selection(study: ComparisonResults) -> Figure:
     """AUPRC of attention and of gradient x input beside random, on the three sets."""
-    sets: list[tuple[str, float, Callable[[RunResults], Mapping[str, Any]]]] = [
-        ("ERASER val", study.random_eraser["val"].auprc, lambda run: run.measures.eraser["val"]),
-        ("ERASER test", study.random_eraser["test"].auprc, lambda run: run.measures.eraser["test"]),
-        ("edits, test", study.random_cad["test"].auprc, lambda run: run.measures.cad["test"]),
-    ]
-    optimizers: tuple[OptimizerResults, ...] = study.trained[::-1]
+    sets = {
+        "ERASER val": ("eraser", "val"),
+        "ERASER test": ("eraser", "test"),
+        "edits, test": ("cad", "test"),
+    }
+    optimizers = study.trained[::-1]
     figure, axes = panels(3, height=1.3 + 0.36 * len(optimizers), sharey=True)
-    for axis, (title, chance, of) in zip(axes, sets, strict=True):
+    for axis, (title, (part, split)) in zip(axes, sets.items(), strict=True):
         for k, optimizer in enumerate(optimizers):
+            found = [getattr(run.measures, part)[split] for run in optimizer.runs]
             for scorer, colour in (("gradient", COLOURS[1]), ("attention", COLOURS[0])):
-                scores = np.array(optimizer.values(lambda run, s=scorer, f=of: f(run)[s].auprc))
+                scores = np.array([scores[scorer].auprc for scores in found])
                 _dots(axis, scores, k, colour, hollow=scorer == "gradient")
+        chance = getattr(study.baselines["random"], part)[split].auprc
         axis.axvline(chance, color="#5c6370", linestyle="--", linewidth=1.2)
         axis.set(title=title, xlabel="AUPRC")
     _rows(axes[0], [optimizer.name for optimizer in optimizers])

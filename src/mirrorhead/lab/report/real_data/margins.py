@@ -1,38 +1,41 @@
 """Real heads against the theory: the figure, the table and the verdicts of results/margins.
 
 The runs are those of `mirrorhead sweep imdb-to-the-end`; `q` is the exponent that a run was
-trained with, `p` that of a solution. Each number of a run is the mean over its heads. Runs of
-different q are compared by Welch's 95 % interval over seeds, two moments of the same runs by
-Student's 95 % interval of the differences. The rules were written before the runs had finished:
-
-    nearest   For every p among the trained exponents, runs with q = p have a smaller divergence
-              from the lp solution, at the end, than runs with any other q. Divergences of
-              different p have different scales, so a comparison never mixes them.
-    rises     For every q, the share of the largest lq margin is higher at the end than before
-              training (primary), and than after the first epoch (secondary).
+trained with, `p` that of a solution. The rules, `RULE`, were written before the runs had finished.
+Divergences of different p have different scales, so a comparison never mixes them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
+from itertools import permutations
+from operator import attrgetter
 from statistics import fmean
-from typing import Any
 
 from mirrorhead.lab.evaluation.head_margins import (
     CheckpointMargins,
     ModelMargins,
+    Nearness,
     exponents,
     mean_over_heads,
 )
 from mirrorhead.lab.plots import COLOURS, Figure, legend_below, panels
-from mirrorhead.lab.report.findings import Finding
-from mirrorhead.lab.report.part import Part, PartFigure
+from mirrorhead.lab.report.figures import PartFigure
+from mirrorhead.lab.report.findings import Finding, Part
 from mirrorhead.lab.report.real_data.statistics import outcome, paired, welch
-from mirrorhead.lab.report.table import Cell, Table, mean, word
+from mirrorhead.lab.report.table import Cell, Table, mean, number, word
 from mirrorhead.lab.verdicts import judge
+
+#: By the exponent that they were trained with.
+Runs = dict[float, list[ModelMargins]]
+#: What is said of each comparison, whether it is primary, and whether it is as claimed.
+Compare = Callable[[Runs], list[tuple[str, bool, bool]]]
+Quantity = Callable[[Nearness], float | None]
+_share: Quantity = attrgetter("share")
+_divergence: Quantity = attrgetter("divergence")
 
 COMMAND = "mirrorhead margins RUN --json"
 RULE = (
@@ -51,7 +54,7 @@ CAPTION = (
 
 def margins_part(found: Sequence[ModelMargins]) -> Part:
     """Judge, draw and tabulate what is in results/margins."""
-    drawn = [PartFigure("margins-figure", CAPTION, partial(draw, found))]
+    figure = PartFigure("margins-figure", CAPTION, partial(draw, found))
     return Part(
         "margins",
         "Real heads against the theory",
@@ -60,69 +63,74 @@ def margins_part(found: Sequence[ModelMargins]) -> Part:
         RULE,
         COMMAND,
         tuple(findings(found)),
-        tuple(drawn if _by_exponent(found) else ()),
+        (figure,) if _by_exponent(found) else (),
         (table(found),),
     )
 
 
 def findings(found: Sequence[ModelMargins]) -> list[Finding]:
     """Judge the two claims, by the rules above."""
-    return [_judged(claim, found) for claim in (_NEAREST, _RISES)]
-
-
-@dataclass(frozen=True)
-class _Claim:
-    name: str
-    title: str
-    text: str
-    compare: Callable[[dict[float, list[ModelMargins]]], list[tuple[str, bool, bool]]]
-
-
-def _judged(claim: _Claim, found: Sequence[ModelMargins]) -> Finding:
+    nearest = (
+        "Among classifiers trained by mirror descent with different exponents, the heads of those"
+        " trained with $q$ have the smallest divergence from the $\\ell_q$-AttSVM solution of the"
+        " tokens they select, as the theory of one layer suggests. (Not claimed in the paper, whose"
+        " theorems are about one layer in which W itself is trained.)"
+    )
+    rises = (
+        "While a classifier is trained by mirror descent with exponent $q$, the $\\ell_q$ margin of"
+        " its heads grows as a share of the largest possible one. (Not claimed in the paper.)"
+    )
     runs = _by_exponent(found)
-    about: dict[str, Any] = {
-        "name": claim.name,
-        "title": claim.title,
-        "claim": claim.text,
-        "command": COMMAND,
-        "docs": ("heads", "what-we-found"),
-        "about": "Runs of `mirrorhead sweep imdb-to-the-end`. For each of them:",
-    }
+    return [
+        _judged(runs, _nearest, "nearest", "Real heads: which solution is nearest?", nearest),
+        _judged(runs, _rises, "rise", "Real heads: does the margin grow?", rises),
+    ]
+
+
+def _judged(runs: Runs, compare: Compare, name: str, title: str, claim: str) -> Finding:
+    finding = Finding(
+        name=f"margins-{name}",
+        title=title,
+        claim=claim,
+        command=COMMAND,
+        docs=("heads", "what-we-found"),
+        about="Runs of `mirrorhead sweep imdb-to-the-end`. For each of them:",
+    )
     try:
         _check_comparable(runs)
-        compared = claim.compare(runs)
+        compared = compare(runs)
     except ValueError as error:
-        return Finding(**about, failure=f"cannot be judged: {error}")
+        return replace(finding, failure=f"cannot be judged: {error}")
     missed = [text for text, primary, held in compared if not held and primary]
     weak = [text for text, primary, held in compared if not held and not primary]
     measured = "; ".join(text for text, *_ in compared) + "." + _left_out(runs)
     remark = "" if missed or not weak else f"Not as claimed: {'; '.join(weak)}."
-    return Finding(**about, verdict=judge(measured, not missed, remark))
+    return replace(finding, verdict=judge(measured, not missed, remark))
 
 
-def _by_exponent(found: Sequence[ModelMargins]) -> dict[float, list[ModelMargins]]:
+def _by_exponent(found: Sequence[ModelMargins]) -> Runs:
     """Return the runs of plain mirror descent by their exponent."""
     ours = [one for one in found if (one.optimizer or "").startswith("mirror-descent")]
     qs = sorted({one.p for one in ours if one.p is not None})
     return {q: [one for one in ours if one.p == q] for q in qs}
 
 
-def _left_out(runs: dict[float, list[ModelMargins]]) -> str:
+def _left_out(runs: Runs) -> str:
     """Say how many heads are not in the means."""
-    found = [
-        one.status
-        for some in runs.values()
-        for run in some
-        for at in run.checkpoints
-        for head in at.heads
-        for one in head.by_p
-    ]
-    lost = len(found) - found.count("optimal")
-    text = f" Left out: {lost} of {len(found)} problems, which have no certified solution."
+    checkpoints = [at for some in runs.values() for run in some for at in run.checkpoints]
+    solved = _solved(checkpoints)
+    lost = solved.count(False)
+    text = f" Left out: {lost} of {len(solved)} problems, which have no certified solution."
     return text if lost else ""
 
 
-def _check_comparable(runs: dict[float, list[ModelMargins]]) -> None:
+def _solved(checkpoints: Sequence[CheckpointMargins]) -> list[bool]:
+    """Return whether each problem has a certified solution."""
+    heads = [head for at in checkpoints for head in at.heads]
+    return [one.status == "optimal" for head in heads for one in head.by_p]
+
+
+def _check_comparable(runs: Runs) -> None:
     """Raise a ValueError unless the runs are final ones, measured alike."""
     if len(runs) < 2 or min(len(some) for some in runs.values()) < 2:
         seeds = ", ".join(f"{len(some)} with q = {q:g}" for q, some in runs.items()) or "none"
@@ -140,106 +148,75 @@ def _check_comparable(runs: dict[float, list[ModelMargins]]) -> None:
         raise ValueError(f"the run {unfinished[0]} had not finished when it was measured")
 
 
-def _share(at: CheckpointMargins, p: float) -> float | None:
-    return mean_over_heads(at, p, lambda one: one.share)
-
-
-def _divergence(at: CheckpointMargins, p: float) -> float | None:
-    return mean_over_heads(at, p, lambda one: one.divergence)
-
-
 def _values(
-    of: Callable[[CheckpointMargins, float], float | None],
-    runs: Sequence[ModelMargins],
-    p: float,
-    epoch: int | None = None,
+    of: Quantity, runs: Sequence[ModelMargins], p: float, epoch: int | None = None
 ) -> list[float]:
     """Return a mean over heads for each run, at the end or after an epoch."""
     values = []
     for run in runs:
-        at = run.last if epoch is None else _after(run, epoch)
-        value = of(at, p)
+        there = [at for at in run.checkpoints if epoch in (None, at.epoch)]
+        if not there:
+            raise ValueError(f"{run.model} was not measured after epoch {epoch}, but with --last")
+        at = run.last if epoch is None else there[0]
+        value = mean_over_heads(at, p, of)
         if value is None:
             raise ValueError(f"{run.model}, {at.name}: no head has a solution for p = {p:g}")
         values.append(value)
     return values
 
 
-def _after(run: ModelMargins, epoch: int) -> CheckpointMargins:
-    found = next((at for at in run.checkpoints if at.epoch == epoch), None)
-    if found is None:
-        raise ValueError(f"{run.model} was not measured after epoch {epoch}, but with --last")
-    return found
-
-
-def _nearest(runs: dict[float, list[ModelMargins]]) -> list[tuple[str, bool, bool]]:
+def _nearest(runs: Runs) -> list[tuple[str, bool, bool]]:
     compared = []
-    for p in runs:
-        own = _values(_divergence, runs[p], p)
-        for q in runs:
-            if q != p:
-                other = _values(_divergence, runs[q], p)
-                found = outcome(welch(other, own))
-                text = (
-                    f"from the l{p:g} solution q = {p:g} is at {fmean(own):.3g} and q = {q:g} at"
-                    f" {fmean(other):.3g}, {found}"
-                )
-                compared.append((text, True, found == "as claimed"))
+    for p, q in permutations(runs, 2):
+        own, other = (_values(_divergence, runs[r], p) for r in (p, q))
+        found = outcome(welch(other, own))
+        text = (
+            f"from the l{p:g} solution q = {p:g} is at {fmean(own):.3g} and q = {q:g} at"
+            f" {fmean(other):.3g}, {found}"
+        )
+        compared.append((text, True, found == "as claimed"))
     return compared
 
 
-def _rises(runs: dict[float, list[ModelMargins]]) -> list[tuple[str, bool, bool]]:
+def _rises(runs: Runs) -> list[tuple[str, bool, bool]]:
     compared = []
-    for epoch, when in ((0, "before training"), (1, "after the first epoch")):
+    for epoch, when in enumerate(("before training", "after the first epoch")):
         for q, some in runs.items():
             start, end = _values(_share, some, q, epoch), _values(_share, some, q)
             found = outcome(paired(end, start))
-            text = (
-                f"q = {q:g}: share {fmean(start):.3g} {when} and {fmean(end):.3g} at the end,"
-                f" {found}"
-            )
+            shares = f"{fmean(start):.3g} {when} and {fmean(end):.3g} at the end"
+            text = f"q = {q:g}: share {shares}, {found}"
             compared.append((text, epoch == 0, found == "as claimed"))
     return compared
-
-
-_NEAREST = _Claim(
-    "margins-nearest",
-    "Real heads: which solution is nearest?",
-    "Among classifiers trained by mirror descent with different exponents, the heads of those"
-    " trained with $q$ have the smallest divergence from the $\\ell_q$-AttSVM solution of the"
-    " tokens they select, as the theory of one layer suggests. (Not claimed in the paper, whose"
-    " theorems are about one layer in which W itself is trained.)",
-    _nearest,
-)
-_RISES = _Claim(
-    "margins-rise",
-    "Real heads: does the margin grow?",
-    "While a classifier is trained by mirror descent with exponent $q$, the $\\ell_q$ margin of its"
-    " heads grows as a share of the largest possible one. (Not claimed in the paper.)",
-    _rises,
-)
 
 
 def table(found: Sequence[ModelMargins]) -> Table:
     """Return a row for each kind of model: final shares and divergences for each p."""
     ps = exponents(found)
-    groups: dict[str, list[ModelMargins]] = {}
+    groups: dict[str, list[CheckpointMargins]] = {}
     for one in found:
-        groups.setdefault(one.optimizer or one.model, []).append(one)
+        groups.setdefault(one.optimizer or one.model, []).append(one.last)
+
+    def over_models(ends: list[CheckpointMargins], p: float, of: Quantity, digits: int) -> Cell:
+        """The mean over the models that have a solution for p."""
+        values = [mean_over_heads(end, p, of) for end in ends]
+        return mean([value for value in values if value is not None], digits)
+
     rows = []
-    for name, some in groups.items():
-        ends = [one.last for one in some]
-        one_hot = [fmean(head.one_hot for head in end.heads) for end in ends]
-        cells: list[Cell] = [word(name), Cell(str(len(some)), len(some)), mean(one_hot)]
-        for of in (_share, _divergence):
-            cells += [_mean(of, ends, p, 4 if of is _share else 3) for p in ps]
-        solved = [one.status == "optimal" for end in ends for h in end.heads for one in h.by_p]
-        cells.append(Cell(f"{sum(solved)} of {len(solved)}", sum(solved)))
-        rows.append(tuple(cells))
-    columns = (
-        "Model", "Models", "One-hot", *(f"Share p={p:g}" for p in ps), *(f"D p={p:g}" for p in ps),
-        "Solved",
-    )  # fmt: skip
+    for name, ends in groups.items():
+        solved = _solved(ends)
+        rows.append(
+            (
+                word(name),
+                number(len(ends), 0),
+                mean([fmean(head.one_hot for head in end.heads) for end in ends]),
+                *(over_models(ends, p, _share, 4) for p in ps),
+                *(over_models(ends, p, _divergence, 3) for p in ps),
+                Cell(f"{sum(solved)} of {len(solved)}", sum(solved)),
+            )
+        )
+    shares, divergences = (tuple(f"{what} p={p:g}" for p in ps) for what in ("Share", "D"))
+    columns = ("Model", "Models", "One-hot", *shares, *divergences, "Solved")
     note = (
         "At the end of training, mean over heads, then over seeds ± their standard deviation."
         " Share: margin of W over its p-norm, relative to the largest possible. D: divergence of"
@@ -249,38 +226,28 @@ def table(found: Sequence[ModelMargins]) -> Table:
     return Table("margins-table", "Heads and solutions", columns, tuple(rows), note)
 
 
-def _mean(
-    of: Callable[[CheckpointMargins, float], float | None],
-    ends: Sequence[CheckpointMargins],
-    p: float,
-    digits: int,
-) -> Cell:
-    """Return the mean over the models that have a solution for p."""
-    return mean([value for end in ends if (value := of(end, p)) is not None], digits)
-
-
 def draw(found: Sequence[ModelMargins]) -> Figure:
     """Draw shares along training, and final divergences by exponent."""
     figure, (left, right) = panels(2, height=3.8)
     runs = _by_exponent(found)
     ps = exponents([run for some in runs.values() for run in some])
+
+    def value(at: CheckpointMargins, p: float, of: Quantity) -> float:
+        drawn = mean_over_heads(at, p, of)
+        return math.nan if drawn is None else drawn
+
     for k, (q, some) in enumerate(runs.items()):
         colour = COLOURS[k % len(COLOURS)]
+        places = [j + 0.15 * (k - (len(runs) - 1) / 2) for j in range(len(ps))]
         for i, run in enumerate(some):
             epochs = [at.epoch or 0 for at in run.checkpoints]
             label = f"trained with q = {q:g}" if i == 0 else None
-            shares = [_or_nan(_share(at, q)) for at in run.checkpoints]
+            shares = [value(at, q, _share) for at in run.checkpoints]
             left.plot(epochs, shares, "o-", color=colour, label=label, linewidth=1, markersize=3)
-            places = [j + 0.15 * (k - (len(runs) - 1) / 2) for j in range(len(ps))]
-            ends = [_or_nan(_divergence(run.last, p)) for p in ps]
-            right.plot(places, ends, "o", color=colour)
+            right.plot(places, [value(run.last, p, _divergence) for p in ps], "o", color=colour)
     left.set(xlabel="epoch", ylabel="share of the largest margin", yscale="log")
     left.set_xscale("symlog", linthresh=1)
     right.set(xlabel="p of the solution", ylabel="divergence at the end")
     right.set_xticks(range(len(ps)), [f"{p:g}" for p in ps])
     legend_below(figure, left, columns=3)
     return figure
-
-
-def _or_nan(value: float | None) -> float:
-    return math.nan if value is None else value

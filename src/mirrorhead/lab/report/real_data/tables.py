@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 from msgspec import UnsetType
@@ -37,21 +36,36 @@ SCORED = {"attention": "attention", "gradient": "gradient × input"}
 
 def tables(study: ComparisonResults) -> list[Table]:
     """All tables of a study."""
-    found = [_accuracy(study), _tuning(study), _pruned(study), _weights(study), _entropy(study)]
-    if study.to_the_end:
-        found.insert(1, _equal_training(study))
+    found = [_accuracy(study), *([_equal_training(study)] if study.to_the_end else [])]
+    found += [_tuning(study), _pruned(study), _weights(study), _entropy(study)]
     for split, chance in study.random_eraser.items():
-        found.append(_rationales(study, split, chance))
+        title = f"Words that people marked: ERASER {split}"
+        note = (
+            f"ERASER {split}, {chance.documents} documents, of whose words people marked"
+            f" {chance.chance:.1%}. {PLUS_MINUS}"
+        )
+        found.append(_selection(study, "eraser", split, title, note, chance))
     for split, chance in study.random_cad.items():
-        found.append(_edits(study, split, chance))
+        title = f"Tokens that flip the label: counterfactual {split}"
+        note = (
+            f"Counterfactual pairs, {split}, {chance.pairs} of them, in which {chance.chance:.1%}"
+            f" of the tokens were edited to flip the label. {PLUS_MINUS}"
+        )
+        found.append(_selection(study, "cad", split, title, note, chance))
     return found
+
+
+def _table(study: ComparisonResults, name: str, title: str, columns: Columns, note: str) -> Table:
+    """A row for each optimizer; one without runs is in the tables of accuracy and tuning alone."""
+    columns = {"Optimizer": lambda one: word(one.name)} | columns
+    optimizers = study.optimizers if name in ("accuracy", "tuning") else study.trained
+    return Table.of(f"{study.name}-{name}", title, columns, optimizers, note)
 
 
 def _accuracy(study: ComparisonResults) -> Table:
     epoch = "Last epoch" if study.to_the_end else "Best epoch"
     which = "The last epoch" if study.to_the_end else "The epoch with the best validation accuracy"
     columns: Columns = {
-        "Optimizer": lambda one: word(one.name),
         "lr": lambda one: Cell(_rate(one.chosen.lr), one.chosen.lr) if one.chosen else NOTHING,
         "Test %": _percent(lambda run: run.test_accuracy),
         "Lowest to highest": lambda one: between(one.values(lambda r: r.test_accuracy), 2, 100),
@@ -66,13 +80,14 @@ def _accuracy(study: ComparisonResults) -> Table:
         " those of the fastest epoch of all seeds, on one thread: other work on the machine can"
         " only add."
     )
-    return Table.of(f"{study.name}-accuracy", "Accuracy", columns, study.optimizers, note)
+    return _table(study, "accuracy", "Accuracy", columns, note)
 
 
 def _equal_training(study: ComparisonResults) -> Table:
     levels = sorted({m for one in study.trained for r in one.runs for m in r.measures.milestones})
-    columns: Columns = {"Optimizer": lambda one: word(one.name)}
-    columns |= {f"Train {100 * level:g} %": partial(_reached, level) for level in levels if level}
+    columns: Columns = {
+        f"Train {100 * level:g} %": partial(_reached, level) for level in levels if level
+    }
     note = (
         "Test accuracy in % where this share of the training reviews was classified correctly,"
         " with dropout on: interpolated between the first epoch that reached it and the one before"
@@ -80,28 +95,26 @@ def _equal_training(study: ComparisonResults) -> Table:
         " all."
     )
     title = "Test accuracy at equal training accuracy"
-    return Table.of(f"{study.name}-equal-training", title, columns, study.trained, note)
+    return _table(study, "equal-training", title, columns, note)
 
 
 def _reached(level: float, optimizer: OptimizerResults) -> Cell:
     found = optimizer.values(lambda run: run.measures.test_accuracy_at(level))
     values = [value for value in found if value is not None]
-    if not values:
-        return NOTHING
     cell = mean(values, 2, 100)
-    some = f" ({len(values)} of {len(found)})" if len(values) < len(found) else ""
+    some = f" ({len(values)} of {len(found)})" if 0 < len(values) < len(found) else ""
     return replace(cell, text=cell.text + some)
 
 
 def _tuning(study: ComparisonResults) -> Table:
     most = max(len(optimizer.tried) for optimizer in study.optimizers)
-    columns: Columns = {"Optimizer": lambda one: word(one.name)}
-    columns |= {f"Rate {k + 1}": partial(_tried, k) for k in range(most)}
-    note = "Validation accuracy in % of each learning rate, with one seed"
-    note += " (with train accuracy where it decides)" if study.to_the_end else ""
-    note += "; * is the chosen one,"
-    note += " ** if it is the smallest or largest, so that a rate beyond might be better."
-    return Table.of(f"{study.name}-tuning", "Tuning", columns, study.optimizers, note)
+    columns: Columns = {f"Rate {k + 1}": partial(_tried, k) for k in range(most)}
+    train = " (with train accuracy where it decides)" if study.to_the_end else ""
+    note = (
+        f"Validation accuracy in % of each learning rate, with one seed{train}; * is the chosen"
+        " one, ** if it is the smallest or largest, so that a rate beyond might be better."
+    )
+    return _table(study, "tuning", "Tuning", columns, note)
 
 
 def _tried(k: int, optimizer: OptimizerResults) -> Cell:
@@ -121,37 +134,33 @@ def _tried(k: int, optimizer: OptimizerResults) -> Cell:
 
 
 def _pruned(study: ComparisonResults) -> Table:
-    columns: Columns = {
-        "Optimizer": lambda one: word(one.name),
-        "Whole": _percent(lambda run: run.test_accuracy),
-    }
+    columns: Columns = {"Whole": _percent(lambda run: run.test_accuracy)}
     for share in SHARES:
         columns[f"{100 * share:g} % pruned"] = _percent(lambda run, s=share: run.measures.pruned[s])
     note = (
         "Test accuracy in % when the smallest weights of every matrix are set to 0, without"
         f" retraining. {PLUS_MINUS}"
     )
-    title = "Accuracy after pruning"
-    return Table.of(f"{study.name}-pruned", title, columns, study.trained, note)
+    return _table(study, "pruned", "Accuracy after pruning", columns, note)
 
 
 def _weights(study: ComparisonResults) -> Table:
-    columns: Columns = {"Optimizer": lambda one: word(one.name)}
-    for index, name, digits in (("large", "≥ 0.06", 0), ("gini", "Gini", 3), ("hoyer", "Hoyer", 3)):
-        for kind in KINDS:
-            columns[f"{name} {kind[0].upper()}"] = partial(_sparsity, kind, index, digits)
+    names = {"large": "≥ 0.06", "gini": "Gini", "hoyer": "Hoyer"}
+    columns: Columns = {
+        f"{names[index]} {kind[0].upper()}": partial(_sparsity, kind, index)
+        for index in names
+        for kind in KINDS
+    }
     note = (
         "Weights of the key, query and value maps: how many are 0.06 and above in size (Figure"
         " 8), Gini and Hoyer index (0 if all are equal, 1 if one has everything; none where a run"
         f" has all of them 0). {PLUS_MINUS}"
     )
-    title = "Sparsity of attention"
-    return Table.of(f"{study.name}-weights", title, columns, study.trained, note)
+    return _table(study, "weights", "Sparsity of attention", columns, note)
 
 
 def _entropy(study: ComparisonResults) -> Table:
     columns: Columns = {
-        "Optimizer": lambda one: word(one.name),
         "All heads": _mean(lambda run: run.measures.entropy.mean),
         "Sharpest head": _mean(lambda run: min(run.measures.entropy.by_head)),
         "Flattest head": _mean(lambda run: max(run.measures.entropy.by_head)),
@@ -160,57 +169,28 @@ def _entropy(study: ComparisonResults) -> Table:
         "Normalized entropy of what [CLS] looks at in the last layer, on test data: 1 if it looks"
         f" at all tokens alike, 0 if at one. {PLUS_MINUS}"
     )
-    title = "Entropy of attention"
-    return Table.of(f"{study.name}-entropy", title, columns, study.trained, note)
-
-
-def _rationales(study: ComparisonResults, split: str, chance: RationaleScores) -> Table:
-    note = (
-        f"ERASER {split}, {chance.documents} documents, of whose words people marked"
-        f" {chance.chance:.1%}. {PLUS_MINUS}"
-    )
-    return _selection(
-        f"{study.name}-eraser-{split}", f"Words that people marked: ERASER {split}", note,
-        study.trained, lambda run: run.measures.eraser[split], chance,
-    )  # fmt: skip
-
-
-def _edits(study: ComparisonResults, split: str, chance: EditScores) -> Table:
-    note = (
-        f"Counterfactual pairs, {split}, {chance.pairs} of them, in which {chance.chance:.1%} of"
-        f" the tokens were edited to flip the label. {PLUS_MINUS}"
-    )
-    return _selection(
-        f"{study.name}-cad-{split}", f"Tokens that flip the label: counterfactual {split}", note,
-        study.trained, lambda run: run.measures.cad[split], chance,
-    )  # fmt: skip
+    return _table(study, "entropy", "Entropy of attention", columns, note)
 
 
 def _selection(
-    name: str,
+    study: ComparisonResults,
+    part: str,
+    split: str,
     title: str,
     note: str,
-    optimizers: Sequence[OptimizerResults],
-    of: Callable[[RunResults], Mapping[str, Any]],
     chance: RationaleScores | EditScores,
 ) -> Table:
     """Scores of attention and of its baselines, rows by scorer and then by optimizer."""
-    columns = [field.name for field in fields(chance) if field.name in HEADINGS]
-    rows = [
-        (
-            word(optimizer.name),
-            word(words),
-            *(
-                mean(optimizer.values(lambda run, s=s, c=c: getattr(of(run)[s], c)))
-                for c in columns
-            ),
-        )
-        for s, words in SCORED.items()
-        for optimizer in optimizers
-    ]
-    rows.append((word("–"), word("random"), *(number(getattr(chance, c)) for c in columns)))
-    headings = ("Optimizer", "Scored", *(HEADINGS[column] for column in columns))
-    return Table(name, title, headings, tuple(rows), note)
+    indices = [field.name for field in fields(chance) if field.name in HEADINGS]
+    rows = []
+    for scorer, words in SCORED.items():
+        for optimizer in study.trained:
+            scores = optimizer.values(lambda run, s=scorer: getattr(run.measures, part)[split][s])
+            means = (mean([getattr(score, index) for score in scores]) for index in indices)
+            rows.append((word(optimizer.name), word(words), *means))
+    rows.append((word("–"), word("random"), *(number(getattr(chance, i)) for i in indices)))
+    headings = ("Optimizer", "Scored", *(HEADINGS[index] for index in indices))
+    return Table(f"{study.name}-{part}-{split}", title, headings, tuple(rows), note)
 
 
 def _rate(lr: float) -> str:
@@ -218,19 +198,19 @@ def _rate(lr: float) -> str:
     return np.format_float_positional(lr, trim="-")
 
 
-def _mean(of: Callable[[RunResults], float]) -> Callable[[OptimizerResults], Cell]:
-    return lambda optimizer: mean(optimizer.values(of))
+def _mean(
+    of: Callable[[RunResults], float], digits: int = 3, scale: float = 1
+) -> Callable[[OptimizerResults], Cell]:
+    return lambda optimizer: mean(optimizer.values(of), digits, scale)
 
 
-def _percent(of: Callable[[RunResults], float]) -> Callable[[OptimizerResults], Cell]:
-    return lambda optimizer: mean(optimizer.values(of), 2, 100)
+_percent = partial(_mean, digits=2, scale=100)
 
 
-def _sparsity(kind: str, index: str, digits: int, optimizer: OptimizerResults) -> Cell:
+def _sparsity(kind: str, index: str, optimizer: OptimizerResults) -> Cell:
     """The mean of an index, if all runs have one."""
     values = optimizer.values(lambda run: getattr(run.measures.weights[kind], index))
-    found = [value for value in values if value is not None]
-    return mean(found, digits) if len(found) == len(values) else NOTHING
+    return NOTHING if None in values else mean(values, 0 if index == "large" else 3)
 
 
 def _seconds(optimizer: OptimizerResults) -> Cell:
