@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeAlias
@@ -44,6 +45,13 @@ class PatchError(ValueError):
     """A checkpoint or patch that cannot be used; nothing was changed."""
 
 
+def refuse(start: str, problems: Sequence[str]) -> None:
+    """Raise a PatchError that names the first three problems and counts the rest, if any."""
+    if problems:
+        rest = f"; and {len(problems) - 3:,} more" if len(problems) > 3 else ""
+        raise PatchError(start + "; ".join(problems[:3]) + rest)
+
+
 @dataclass(frozen=True)
 class TensorInfo:
     """What a checkpoint says about a tensor before its numbers are read."""
@@ -53,10 +61,7 @@ class TensorInfo:
 
     @property
     def size(self) -> int:
-        size = 1
-        for length in self.shape:
-            size *= length
-        return size
+        return math.prod(self.shape)
 
     @property
     def bytes(self) -> int:
@@ -93,7 +98,7 @@ class Checkpoint:
     def same(self, name: str, other: str) -> bool:
         """Whether two names stand for one memory, or for the same bits."""
         return other in self.tied(name) or (
-            self.infos[name] == self.infos[other] and digest(self, name) == digest(self, other)
+            self.infos[name] == self.infos[other] and self.digest(name) == self.digest(other)
         )
 
     def pieces(self, name: str) -> Iterator[tuple[int, Tensor]]:
@@ -104,6 +109,13 @@ class Checkpoint:
         """All of the tensor's numbers, flat, in memory of their own."""
         nothing = torch.zeros(0, dtype=DTYPES[self.infos[name].dtype])
         return torch.cat([nothing, *(piece for _, piece in self.pieces(name))])
+
+    def digest(self, name: str) -> str:
+        """SHA-256 of the tensor's bytes."""
+        sha = hashlib.sha256()
+        for _, piece in self.pieces(name):
+            sha.update(raw(piece))
+        return sha.hexdigest()
 
 
 class MemoryCheckpoint(Checkpoint):
@@ -138,10 +150,12 @@ class FileCheckpoint(Checkpoint):
 
     def __init__(self, files: list[Path], label: str) -> None:
         self.files = files
+        self.metadata: dict[Path, dict[str, str]] = {}
         self._places: dict[str, tuple[Path, int]] = {}  # name -> file, offset of its first byte
         infos: dict[str, TensorInfo] = {}
         for file in files:
-            for name, (info, offset) in read_header(file).items():
+            tensors, self.metadata[file] = read_header(file)
+            for name, (info, offset) in tensors.items():
                 if name in infos:
                     raise PatchError(f"{label}: tensor {name!r} is in more than one file")
                 infos[name] = info
@@ -158,21 +172,17 @@ class FileCheckpoint(Checkpoint):
         dtype = DTYPES[info.dtype]
         path, offset = self._places[name]
         length = PIECE_BYTES // dtype.itemsize
-        with path.open("rb", buffering=0) as file:
+        with path.open("rb") as file:
             file.seek(offset)
             for start in range(0, info.size, length):
                 piece = torch.empty(min(length, info.size - start), dtype=dtype)
-                _read_into(file, piece, path)
+                if file.readinto(raw(piece)) < piece.nbytes:
+                    raise PatchError(f"{path} ends too early")
                 yield start, piece
 
 
 def open_checkpoint(source: Source, argument: str) -> Checkpoint:
-    """Open a model, state dict, safetensors file or Hugging Face folder for reading.
-
-    Args:
-        source: what to open.
-        argument: how messages name it, such as "base".
-    """
+    """Open a checkpoint for reading; messages name it by `argument`, such as "base"."""
     if isinstance(source, nn.Module):
         return MemoryCheckpoint(source.state_dict(keep_vars=False), argument)
     if isinstance(source, Mapping):
@@ -209,8 +219,8 @@ def checkpoint_files(path: Path) -> list[Path]:
     raise PatchError(f"{path} has neither model.safetensors nor {INDEX_FILE}")
 
 
-def read_header(path: Path) -> dict[str, tuple[TensorInfo, int]]:
-    """Each tensor's dtype and shape, and where its bytes start in the file."""
+def read_header(path: Path) -> tuple[dict[str, tuple[TensorInfo, int]], dict[str, str]]:
+    """Each tensor's dtype and shape and where its bytes start in the file; the metadata."""
     try:
         # safetensors checks the header against the file's length, overlaps and its own limits.
         with safe_open(path, framework="pt"):
@@ -220,26 +230,14 @@ def read_header(path: Path) -> dict[str, tuple[TensorInfo, int]]:
             header = json.loads(file.read(length))
     except (SafetensorError, OSError, ValueError) as error:
         raise PatchError(f"{path} cannot be read as a safetensors file: {error}") from error
+    metadata = header.pop("__metadata__", None) or {}
     found = {}
     for name, entry in header.items():
-        if name == "__metadata__":
-            continue
         if entry["dtype"] not in DTYPES:
             raise PatchError(f"{path}: tensor {name!r} has dtype {entry['dtype']}: not supported")
         info = TensorInfo(entry["dtype"], tuple(entry["shape"]))
         found[name] = info, 8 + length + entry["data_offsets"][0]
-    return found
-
-
-def read_metadata(path: Path) -> dict[str, str]:
-    """The metadata of a safetensors file whose header `read_header` has accepted."""
-    with safe_open(path, framework="pt") as file:
-        return dict(file.metadata() or {})
-
-
-def memory_of(tensor: Tensor) -> tuple[torch.device, int]:
-    """Which memory a tensor, or the tensor that it is a view of, lies in."""
-    return tensor.device, tensor.untyped_storage().data_ptr()
+    return found, metadata
 
 
 def bits(tensor: Tensor) -> Tensor:
@@ -256,14 +254,6 @@ def wide(tensor: Tensor) -> Tensor:
 def raw(tensor: Tensor) -> memoryview:
     """The bytes of a flat, contiguous CPU tensor, little-endian as in the file."""
     return tensor.contiguous().view(torch.uint8).numpy().data
-
-
-def digest(checkpoint: Checkpoint, name: str) -> str:
-    """SHA-256 of a tensor's bytes."""
-    sha = hashlib.sha256()
-    for _, piece in checkpoint.pieces(name):
-        sha.update(raw(piece))
-    return sha.hexdigest()
 
 
 def write_header(file: IO[bytes], infos: dict[str, TensorInfo], metadata: dict[str, str]) -> None:
@@ -284,9 +274,7 @@ def write_header(file: IO[bytes], infos: dict[str, TensorInfo], metadata: dict[s
 
 def check_room(folder: Path, needed: int) -> None:
     """Refuse before anything is written if the disk has no room for `needed` bytes."""
-    place = folder
-    while not place.exists():
-        place = place.parent
+    place = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(place).free
     if free < needed:
         raise PatchError(f"{folder}: {needed:,} bytes are needed, {free:,} are free on the disk")
@@ -304,12 +292,3 @@ def _check_tensor(name: Any, tensor: Any, label: str) -> None:
         )
     if tensor.dtype not in NAMES:
         raise PatchError(f"{label}: tensor {name!r} has dtype {tensor.dtype}: not supported")
-
-
-def _read_into(file: Any, piece: Tensor, path: Path) -> None:
-    view = piece.view(torch.uint8).numpy().data
-    while len(view):
-        got = file.readinto(view)
-        if not got:
-            raise PatchError(f"{path} ends too early")
-        view = view[got:]

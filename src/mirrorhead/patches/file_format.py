@@ -25,7 +25,6 @@ from mirrorhead.patches.checkpoints import (
     FileCheckpoint,
     PatchError,
     TensorInfo,
-    read_metadata,
     wide,
 )
 
@@ -60,6 +59,14 @@ class TensorPatch:
     def added(self) -> bool:
         """Whether the base has no such tensor."""
         return self.base is None
+
+    def before(self) -> Tensor:
+        """`originals`, which must be known."""
+        if self.originals is None:
+            raise PatchError(
+                "the patch was saved without the base's values; use with_originals(base)"
+            )
+        return self.originals
 
 
 def encode(tensors: dict[str, TensorPatch], weights: int, originals: bool) -> bytes:
@@ -96,7 +103,7 @@ def decode(path: Path) -> tuple[dict[str, TensorPatch], int]:
     """
     file = FileCheckpoint([path], str(path))
     try:
-        content = json.loads(read_metadata(path)[KEY])
+        content = json.loads(file.metadata[path][KEY])
     except KeyError:
         raise PatchError(f"{path} is not a patch: its metadata has no {KEY!r}") from None
     except (ValueError, RecursionError) as error:
@@ -116,14 +123,16 @@ class _Malformed(Exception):
 
 
 def _decoded(file: FileCheckpoint, content: Any) -> dict[str, TensorPatch]:
-    left = {name: _whole(file, name) for name in file.infos}  # what has not been taken yet
-    if "index" not in left:
+    if "index" not in file.infos:
         raise _Malformed("it has no tensor 'index'")
-    for name, data in left.items():
+    for name, info in file.infos.items():
         kind, _, dtype = name.partition(".")
-        expected = DTYPES.get(dtype) if kind in ("values", "originals") else torch.uint8
-        if data.dtype != expected or (kind not in ("values", "originals", "index")):
+        expected = dtype if kind in ("values", "originals") else "U8"
+        if info.dtype != expected or kind not in ("values", "originals", "index"):
             raise _Malformed(f"tensor {name!r} does not belong there")
+        if len(info.shape) != 1:
+            raise _Malformed(f"tensor {name!r} has shape {list(info.shape)}, not one axis")
+    left = {name: file.read(name) for name in file.infos}  # what has not been taken yet
     gaps = decode_gaps(left.pop("index").numpy())
     reversible = any(name.startswith("originals.") for name in left)
     tensors: dict[str, TensorPatch] = {}
@@ -226,12 +235,6 @@ def _take(left: dict[str, Tensor], name: str, count: int) -> Tensor:
         raise _Malformed(f"tensor {name!r} holds fewer than the {count:,} numbers that it needs")
     taken, left[name] = left[name][:count], left[name][count:]
     return taken
-
-
-def _whole(file: FileCheckpoint, name: str) -> Tensor:
-    if len(file.infos[name].shape) != 1:
-        raise _Malformed(f"tensor {name!r} has shape {list(file.infos[name].shape)}, not one axis")
-    return file.read(name)
 
 
 def _natural(value: Any, what: str) -> int:
