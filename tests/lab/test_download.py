@@ -14,7 +14,7 @@ import pytest
 
 from data_slices import FileServer, make_imdb, serving, tar_of
 from mirrorhead.lab.datasets import DataError, sources
-from mirrorhead.lab.datasets.imdb import load_imdb
+from mirrorhead.lab.datasets.reviews import load_imdb
 from mirrorhead.lab.datasets.sources import SOURCES, Source, data_root, fetch_source, locate
 from mirrorhead.lab.datasets.transfer import extract, fetch
 

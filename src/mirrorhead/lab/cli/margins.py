@@ -176,11 +176,11 @@ class Margins:
         import numpy as np
 
         if self.texts is not None:
-            from mirrorhead.lab.datasets.texts import read_text
+            from mirrorhead.lab.datasets.reviews import read_text
 
             texts: Sequence[str] = [t for t in read_text(self.texts).splitlines() if t.strip()]
         else:
-            from mirrorhead.lab.datasets.imdb import load_imdb
+            from mirrorhead.lab.datasets.reviews import load_imdb
             from mirrorhead.lab.datasets.splits import imdb_protocol
 
             texts = (

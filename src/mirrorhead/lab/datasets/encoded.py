@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,8 +15,8 @@ import torch
 from torch import Tensor
 
 from mirrorhead._files import new_folder, sha256_of, write_json
+from mirrorhead.lab.datasets.reviews import Texts
 from mirrorhead.lab.datasets.sources import cache_root
-from mirrorhead.lab.datasets.texts import Texts
 from mirrorhead.lab.datasets.tokenizer import PAD
 from mirrorhead.lab.runtime.errors import DataError
 
@@ -62,7 +63,7 @@ class Encoded:
     def batch(self, indices: Sequence[int] | np.ndarray) -> tuple[Tensor, Tensor]:
         """Tokens, padded with 0 to the longest of the batch, and labels: (b, T), (b,)."""
         rows = [self[int(i)] for i in indices]
-        ids = np.zeros((len(rows), max(len(row) for row in rows)), dtype=np.int64)
+        ids = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
         for i, row in enumerate(rows):
             ids[i, : len(row)] = row
         labels = self.labels[np.asarray(indices, dtype=np.int64)]
@@ -73,7 +74,6 @@ def encode(texts: Texts, tokenizer: Tokenizer, cache: str | Path | None = None) 
     """Encode texts, or open what was made of the same texts by the same tokenizer before.
 
     Args:
-        texts: what to encode.
         tokenizer: of `load_tokenizer` or `wordpiece`.
         cache: the folder of everything encoded; $MIRRORHEAD_CACHE or the user's cache if None.
     """
@@ -82,8 +82,7 @@ def encode(texts: Texts, tokenizer: Tokenizer, cache: str | Path | None = None) 
     if not len(texts):
         raise ValueError("texts must not be empty")
     key = _key(texts, tokenizer)
-    root = cache_root() / "encoded" if cache is None else Path(cache)
-    folder = root / key
+    folder = (cache_root() / "encoded" if cache is None else Path(cache)) / key
     if not folder.is_dir():
         with new_folder(folder) as fresh:
             _write(texts, tokenizer, key, fresh)
@@ -112,16 +111,9 @@ def _write(texts: Texts, tokenizer: Tokenizer, key: str, folder: Path) -> None:
     np.save(folder / "starts.npy", starts)
     np.save(folder / "labels.npy", texts.labels)
     digest.update(starts.tobytes() + texts.labels.tobytes())
-    write_json(
-        folder / "about.json",
-        {
-            "key": key,
-            "texts": len(texts),
-            "tokens": int(starts[-1]),
-            "vocabulary": tokenizer.get_vocab_size(),
-            "sha256": digest.hexdigest(),
-        },
-    )
+    size, sha256 = tokenizer.get_vocab_size(), digest.hexdigest()
+    about = _About(key, len(texts), int(starts[-1]), size, sha256)
+    write_json(folder / "about.json", dataclasses.asdict(about))
 
 
 def _open(folder: Path, key: str) -> Encoded:
@@ -134,11 +126,10 @@ def _open(folder: Path, key: str) -> Encoded:
         ids = np.memmap(folder / "ids.u16", dtype="<u2", mode="r")
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"{folder} is damaged ({error}): {remedy}") from error
-    shapes = (len(ids), starts.shape, labels.shape)
+    shapes = (len(ids), starts.shape, labels.shape, starts.dtype, labels.dtype)
     if (
         about.key != key
-        or shapes != (about.tokens, (about.texts + 1,), (about.texts,))
-        or (starts.dtype, labels.dtype) != (np.int64, np.int64)
+        or shapes != (about.tokens, (about.texts + 1,), (about.texts,), np.int64, np.int64)
         or sha256_of(ids.data, starts.tobytes(), labels.tobytes()) != about.sha256
     ):
         raise DataError(f"{folder} is damaged (it does not have its checksum): {remedy}")

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from mirrorhead._files import sha256_of
+from mirrorhead.lab.datasets.reviews import read_text
 from mirrorhead.lab.datasets.sources import locate
 from mirrorhead.lab.datasets.splits import text_key
-from mirrorhead.lab.datasets.texts import read_text
 from mirrorhead.lab.runtime.errors import DataError
 
 
@@ -54,9 +54,8 @@ class Sentences:
 
     def fingerprint(self) -> str:
         """A hash of the classes, texts and labels: a file that was edited has another."""
-        sets = [
-            [part.texts, part.labels.tolist()] for part in (self.train, self.validation, self.test)
-        ]
+        parts = (self.train, self.validation, self.test)
+        sets = [[part.texts, part.labels.tolist()] for part in parts]
         return sha256_of(json.dumps([self.classes, sets]).encode())[:16]
 
 
@@ -71,17 +70,12 @@ class _Task:
 
 
 _SENTIMENT = ("negative", "positive")
+_QUESTIONS = ("description", "entity", "abbreviation", "person", "place", "number")
 TASKS = {
     "sst2": _Task(
         _SENTIMENT, "utf-8", "stsa.binary.train", 6920, "stsa.binary.dev", "stsa.binary.test"
     ),
-    "trec": _Task(
-        ("description", "entity", "abbreviation", "person", "place", "number"),
-        "latin-1",
-        "TREC.train.all",
-        5452,
-        test="TREC.test.all",
-    ),
+    "trec": _Task(_QUESTIONS, "latin-1", "TREC.train.all", 5452, test="TREC.test.all"),
     "subj": _Task(("subjective", "objective"), "latin-1", "subj.all", 10_000),
     "cr": _Task(_SENTIMENT, "latin-1", "custrev.all", 3771),
 }
@@ -90,14 +84,7 @@ TASKS = {
 def load_sentences(
     name: str, folder: str | Path | None = None, *, download: bool = False, partial: bool = False
 ) -> Sentences:
-    """One of the four tasks: "sst2", "trec", "subj" or "cr".
-
-    Args:
-        name: of the task.
-        folder: of all data sets; see `data_root`.
-        download: fetch the files if they are missing.
-        partial: accept a slice of the files.
-    """
+    """One of the four tasks: "sst2", "trec", "subj" or "cr"; arguments as in `load_imdb`."""
     if name not in TASKS:
         raise ValueError(f"name must be one of {', '.join(TASKS)}, got {name!r}")
     task = TASKS[name]
@@ -109,9 +96,8 @@ def load_sentences(
     train = read(task.train)
     if not partial and len(train) != task.count:
         raise DataError(f"{root / task.train}: found {len(train):,} texts, expected {task.count:,}")
-    test = None if task.test is None else read(task.test)
-    validation = None if task.validation is None else read(task.validation)
-    return _split(name, task.classes, train, validation, test)
+    others = (None if file is None else read(file) for file in (task.validation, task.test))
+    return _split(name, task.classes, train, *others)
 
 
 def load_own_sentences(path: Path) -> Sentences:
@@ -140,7 +126,7 @@ def load_own_sentences(path: Path) -> Sentences:
         )
     numbers = np.array([classes.index(label) for label in labels], dtype=np.int64)
     found = LabelledTexts(tuple(texts), numbers)
-    return _split(path.stem, classes, found, None, None, _any_language)
+    return _split(path.stem, classes, found, key=_any_language)
 
 
 def _read_kim(path: Path, encoding: str, classes: int) -> LabelledTexts:
@@ -201,14 +187,13 @@ def _split(
     name: str,
     classes: tuple[str, ...],
     train: LabelledTexts,
-    validation: LabelledTexts | None,
-    test: LabelledTexts | None,
+    validation: LabelledTexts | None = None,
+    test: LabelledTexts | None = None,
     key: Callable[[str], bytes] = text_key,
 ) -> Sentences:
     """Fill in missing sets with a tenth of the training texts each, by a hash of the text."""
     # Copies of a text have the same key, and so the same number from 0 to 9.
-    keys = (hashlib.sha256(key(text)).digest() for text in train.texts)
-    tenth = np.array([key[0] % 10 for key in keys], dtype=np.int64)
+    tenth = np.array([hashlib.sha256(key(text)).digest()[0] % 10 for text in train.texts])
     keep = np.ones(len(train), dtype=bool)
     if validation is None:
         validation, keep = train.take(np.flatnonzero(tenth == 0)), keep & (tenth != 0)

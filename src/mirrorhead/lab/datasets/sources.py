@@ -90,11 +90,9 @@ SOURCES = _published()
 
 def data_root(folder: str | Path | None = None) -> Path:
     """Return the folder of all data sets: the argument, $MIRRORHEAD_DATA, or the cache's data/."""
-    if folder is not None:
-        return Path(folder).expanduser()
-    if named := os.environ.get("MIRRORHEAD_DATA"):
-        return Path(named).expanduser()
-    return cache_root() / "data"
+    if folder is None:
+        folder = os.environ.get("MIRRORHEAD_DATA") or cache_root() / "data"
+    return Path(folder).expanduser()
 
 
 def cache_root() -> Path:

@@ -17,9 +17,7 @@ import numpy as np
 import scipy.sparse as sp
 from scipy.sparse.csgraph import connected_components
 
-from mirrorhead.lab.datasets.cad import PAIRS, load_cad
-from mirrorhead.lab.datasets.imdb import load_imdb
-from mirrorhead.lab.datasets.texts import Texts
+from mirrorhead.lab.datasets.reviews import PAIRS, Texts, load_cad, load_imdb
 from mirrorhead.lab.runtime.errors import DataError
 
 #: A word that at most this many reviews have is likely a name: of a person, place or thing.
@@ -61,17 +59,11 @@ def imdb_protocol(
     test = load_imdb("test", folder, download=download, partial=partial)
     kept = whole.take(without(whole, test.texts))
     pairs = [load_cad(split, folder, download=download, partial=partial) for split in PAIRS]
-    clean = kept.take(
-        without(kept, [t for pair in pairs for t in pair.original.texts + pair.revision.texts])
-    )
-    train, validation = validation_split(clean, share, seed)
-    return Protocol(
-        train=clean.take(train),
-        validation=clean.take(validation),
-        test=test,
-        in_test=len(whole) - len(kept),
-        in_cad=len(kept) - len(clean),
-    )
+    texts = [text for pair in pairs for text in pair.original.texts + pair.revision.texts]
+    clean = kept.take(without(kept, texts))
+    train, validation = (clean.take(places) for places in validation_split(clean, share, seed))
+    in_test, in_cad = len(whole) - len(kept), len(kept) - len(clean)
+    return Protocol(train, validation, test, in_test, in_cad)
 
 
 def text_key(text: str) -> bytes:
@@ -106,9 +98,8 @@ def film_groups(reviews: Texts) -> np.ndarray:
     documents = [set(_WORD.findall(text.lower())) for text in reviews.texts]
     counts = Counter(word for document in documents for word in document)
     # Sorted, for a result that does not depend on the order of a set.
-    column = {
-        word: i for i, word in enumerate(sorted(w for w, c in counts.items() if 2 <= c <= RARE))
-    }
+    rare = sorted(word for word, count in counts.items() if 2 <= count <= RARE)
+    column = {word: i for i, word in enumerate(rare)}
     columns = [[column[word] for word in document if word in column] for document in documents]
     ends = np.cumsum([0] + [len(row) for row in columns])
     indices = np.array([i for row in columns for i in row], dtype=np.int32)

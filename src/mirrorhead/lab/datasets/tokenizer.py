@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mirrorhead.lab.datasets.reviews import check_content, read_text
 from mirrorhead.lab.datasets.sources import locate, published_sha256
-from mirrorhead.lab.datasets.texts import check_content, read_text
 from mirrorhead.lab.runtime.errors import DataError
 
 if TYPE_CHECKING:
@@ -26,14 +26,13 @@ def load_tokenizer(
     """Return the uncased tokenizer of BERT, from bert-uncased/vocab.txt; [PAD] is 0.
 
     Args:
-        folder: of all data sets, or $MIRRORHEAD_DATA.
+        folder, download: as in `load_imdb`.
         max_length: longer texts are cut, [CLS] and [SEP] counted.
-        download: fetch the vocabulary if it is not there.
         partial: accept another vocabulary than the published one.
     """
     path = locate("bert", folder, download=download) / "vocab.txt"
     text = read_text(path)
-    check_content(path, [text.encode()], published_sha256("bert", path.name), partial)
+    check_content(path, text.encode(), published_sha256("bert", path.name), partial)
     return wordpiece(text.splitlines(), max_length, str(path))
 
 
@@ -54,9 +53,9 @@ def wordpiece(vocabulary: list[str], max_length: int = 512, where: str = "vocabu
     missing = [word for word in (PAD, UNK, CLS, SEP) if word not in numbers]
     if missing or len(numbers) != len(vocabulary) or len(numbers) > MOST_TOKENS:
         raise DataError(
-            f"{where} is not a WordPiece vocabulary:"
-            f" {len(vocabulary):,} entries, {len(vocabulary) - len(numbers)} of them twice,"
-            f" missing: {', '.join(missing) or 'none'}"
+            f"{where} is not a WordPiece vocabulary: {len(vocabulary):,} entries,"
+            f" {len(vocabulary) - len(numbers)} of them twice, missing:"
+            f" {', '.join(missing) or 'none'}"
         )
     if numbers[PAD] != 0:
         raise DataError(f"{where}: {PAD} must come first, it is number {numbers[PAD]}")

@@ -23,8 +23,6 @@ CHUNK = 1 << 18
 #: No data set here is larger than this when unpacked.
 MOST_BYTES = 4 << 30
 
-Advance = Callable[[int], None]
-
 
 def fetch(
     url: str,
@@ -46,11 +44,15 @@ def fetch(
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
         return path
-    with part.open("ab") as file:
+    with part.open("ab+") as file:
         with ProgressBars({path.name: size}, "bytes") as bars:
             moved = partial(bars.advance, path.name)
             _complete(url, file, size, attempts, timeout, pause, moved)
-        got = _digest(part)
+        digest = hashlib.sha256()
+        file.seek(0)
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+        got = digest.hexdigest()
         if got != sha256:
             part.unlink()
             raise DataError(
@@ -74,10 +76,10 @@ def extract(archive: Path, folder: Path) -> Path:
         try:
             with tarfile.open(archive) as tar:
                 for member in tar:
-                    inner = _inner_path(member, folder.name)
-                    if inner is None:
+                    top, *inner = _parts(member)
+                    if top != folder.name or not inner:  # metadata beside the folder, or itself
                         continue
-                    target = fresh.joinpath(*inner.parts)
+                    target = fresh.joinpath(*inner)
                     if member.isdir():
                         target.mkdir(parents=True, exist_ok=True)
                         continue
@@ -96,16 +98,14 @@ def extract(archive: Path, folder: Path) -> Path:
     return folder
 
 
-def _inner_path(member: tarfile.TarInfo, top: str) -> PurePosixPath | None:
-    """Where a member goes below `top`; None for the folder itself, and for metadata beside it."""
+def _parts(member: tarfile.TarInfo) -> tuple[str, ...]:
+    """The parts of a member's path, which must stay inside, of a plain file or a folder."""
     path = PurePosixPath(member.name)
     if path.is_absolute() or ".." in path.parts or "\\" in member.name or ":" in member.name:
         raise DataError(f"the archive has {member.name!r}, which leads out of its folder")
     if not (member.isreg() or member.isdir()):
         raise DataError(f"the archive has {member.name!r}, which is a link or a device")
-    if path.parts[:1] != (top,) or len(path.parts) == 1:
-        return None
-    return PurePosixPath(*path.parts[1:])
+    return path.parts or ("",)
 
 
 def _complete(
@@ -115,7 +115,7 @@ def _complete(
     attempts: int,
     timeout: float,
     pause: float,
-    moved: Advance,
+    moved: Callable[[int], None],
 ) -> None:
     """Append to `file` until it has `size` bytes."""
     failures = 0
@@ -126,15 +126,14 @@ def _complete(
     while have < size:
         before, problem = have, "the connection ended early"
         try:
-            have = _request(url, file, have, size, timeout, moved)
+            _request(url, file, have, size, timeout, moved)
         except urllib.error.HTTPError as error:
             problem = f"the server says {error.code} {error.reason}"
             if error.code in (401, 403, 404, 410):
                 raise DataError(f"{url}: {problem}") from error
         except (OSError, http.client.HTTPException) as error:
             problem = str(error) or type(error).__name__
-        finally:
-            have = file.seek(0, os.SEEK_END)
+        have = file.seek(0, os.SEEK_END)
         if have > size:
             file.truncate(0)
             raise DataError(f"{url} has more than the {size:,} bytes that it should have")
@@ -148,16 +147,16 @@ def _complete(
             time.sleep(pause * 2**failures)
 
 
-def _request(url: str, file: BinaryIO, have: int, size: int, timeout: float, moved: Advance) -> int:
+def _request(
+    url: str, file: BinaryIO, have: int, size: int, timeout: float, moved: Callable[[int], None]
+) -> None:
     """Ask once for what is missing, and append what comes."""
     request = urllib.request.Request(url, headers={"User-Agent": "mirrorhead"})
     if have:
         request.add_header("Range", f"bytes={have}-")
     with urllib.request.urlopen(request, timeout=timeout) as answer:
-        begins = f"bytes {have}-"
-        resumed = answer.status == 206 and answer.headers.get("Content-Range", "").startswith(
-            begins
-        )
+        sent = answer.headers.get("Content-Range", "")
+        resumed = answer.status == 206 and sent.startswith(f"bytes {have}-")
         if have and not resumed:  # a server that sends all of it again
             moved(-have)
             file.truncate(have := 0)
@@ -166,12 +165,3 @@ def _request(url: str, file: BinaryIO, have: int, size: int, timeout: float, mov
             moved(len(chunk))
             have += len(chunk)
     file.flush()
-    return have
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()

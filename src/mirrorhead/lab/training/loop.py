@@ -25,8 +25,13 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from mirrorhead._files import sha256_of, write_atomically, write_json
-from mirrorhead.lab.datasets.batches import Examples, epoch_batches, even_batches, pieces
-from mirrorhead.lab.datasets.fingerprint import fingerprint
+from mirrorhead.lab.datasets.batches import (
+    Examples,
+    epoch_batches,
+    even_batches,
+    fingerprint,
+    pieces,
+)
 from mirrorhead.lab.models.attention_maps import evaluating
 from mirrorhead.lab.runtime.errors import Diverged, RunError
 from mirrorhead.lab.runtime.json_files import from_plain

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mirrorhead._files import write_atomically, write_json
-from mirrorhead.lab.datasets.fingerprint import fingerprint
+from mirrorhead.lab.datasets.batches import fingerprint
 from mirrorhead.lab.datasets.sources import data_root
 from mirrorhead.lab.runtime.errors import SweepError
 from mirrorhead.lab.runtime.fingerprints import digest

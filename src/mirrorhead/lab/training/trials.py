@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from mirrorhead._files import write_json
-from mirrorhead.lab.datasets.fingerprint import fingerprint
+from mirrorhead.lab.datasets.batches import fingerprint
 from mirrorhead.lab.runtime.errors import Diverged
 from mirrorhead.lab.runtime.fingerprints import digest
 from mirrorhead.lab.training.loop import ARITHMETIC
