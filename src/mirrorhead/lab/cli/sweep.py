@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
     from mirrorhead.lab.runtime.jobs import Backend, Failure
     from mirrorhead.lab.training import Tuned
-    from mirrorhead.lab.training.sweeps import Candidates
-    from mirrorhead.lab.training.trials import Trial
+    from mirrorhead.lab.training.sweeps import Candidates, Trial
 
 CANDIDATE_HELP = (
     "An optimizer, its options and its learning rates, such as "

@@ -12,12 +12,14 @@ from mirrorhead._files import write_atomically
 from mirrorhead.lab.runtime.errors import RunError, UserError
 from mirrorhead.lab.runtime.progress import ProgressBars
 
+Kind = Literal["start", "step", "epoch", "end"]
+
 
 @dataclass(frozen=True)
 class Event:
     """Something that happened: after some steps, after an epoch, or at the start and the end."""
 
-    kind: Literal["start", "step", "epoch", "end"]
+    kind: Kind
     step: int
     steps: int  # of the whole run, if it is not stopped early
     epoch: int

@@ -1,4 +1,4 @@
-"""The training loop, which resumes to the bit after a kill.
+"""The training loop, which resumes to the bit after a kill, and a run from start to test score.
 
 The order of the examples is a function of (seed, epoch), the random numbers of dropout of
 (seed, step), and the learning rate of the step. So the weights, the optimizer's state and the
@@ -34,21 +34,25 @@ from mirrorhead.lab.datasets.batches import (
 )
 from mirrorhead.lab.models.attention_maps import evaluating
 from mirrorhead.lab.runtime.errors import Diverged, RunError
-from mirrorhead.lab.runtime.json_files import from_plain
+from mirrorhead.lab.runtime.json_files import from_plain, read_json
 from mirrorhead.lab.training.checkpoints import (
     checkpoints,
     load_checkpoint,
     model_tensors,
     save_checkpoint,
 )
-from mirrorhead.lab.training.loggers import Event, JsonLines, Logger
+from mirrorhead.lab.training.loggers import Event, JsonLines, Kind, Logger
 from mirrorhead.lab.training.optimizers import build_optimizer
-from mirrorhead.lab.training.process_group import ProcessGroup, process_group
+from mirrorhead.lab.training.presets import Preset, Sets
+from mirrorhead.lab.training.process_group import ProcessGroup, own_device, process_group
 from mirrorhead.lab.training.run_folder import (
     BEST,
     RESULT,
     Outcome,
+    check_run_folder,
     claim,
+    describe_run,
+    load_best,
     locked_run,
     milestone_path,
     read_outcome,
@@ -56,6 +60,7 @@ from mirrorhead.lab.training.run_folder import (
 from mirrorhead.lab.training.settings import TrainSettings
 from mirrorhead.optim._sharded import local
 
+TEST = "test.json"
 LOG_EVERY = 20  # steps
 #: Increases when the same settings give other numbers: runs of older versions are not resumed.
 ARITHMETIC = 2
@@ -144,15 +149,78 @@ def train_locked(
         return finished
     if group.is_first and at.epochs:
         _check_best(folder / BEST, at, redone=at.epoch + 1)
-    run = _Run(called, model, optimizer, examples, validation, settings, folder, group)
     tell = [JsonLines(folder / "log.jsonl", at.step), *loggers] if group.is_first else []
-    run.go(at, tell)
+    run = _Run(called, model, optimizer, examples, validation, settings, folder, group, tell)
+    run.go(at)
     outcome = _outcome(at, settings)
     if group.is_first:
         _check_best(folder / BEST, at)
         write_json(folder / RESULT, dataclasses.asdict(outcome))
     group.barrier()
     return outcome
+
+
+@dataclass(frozen=True)
+class Score:
+    """Mean cross-entropy and accuracy on a data set; test.json has those on the test set."""
+
+    loss: float
+    accuracy: float
+
+
+def complete_run(
+    chosen: Preset,
+    sets: Sets,
+    folder: Path,
+    *,
+    test: bool = True,
+    wait: bool = False,
+    group: ProcessGroup | None = None,
+    loggers: Sequence[Logger] = (),
+) -> tuple[Outcome, Score | None]:
+    """Train a preset in `folder`, then score the weights of the best epoch on the test set.
+
+    What is done already is read from the folder: result.json for training, test.json for the
+    score. So a finished run needs none of its checkpoints.
+
+    Args:
+        test: False leaves the test set alone; the score is then None.
+        wait: while another process trains in the folder, instead of a BlockingIOError.
+        group: the processes that train together; one alone if None.
+    """
+    group, settings = group or ProcessGroup(), chosen.training
+    with locked_run(folder, wait=wait) if group.is_first else nullcontext():
+        if group.is_first and check_run_folder(folder) is None:
+            describe_run(folder, chosen)
+        torch.manual_seed(settings.seed)
+        model = chosen.build().to(own_device())
+        outcome = train_locked(
+            model, sets.train, sets.validation, settings, folder, group, loggers, restore=False
+        )
+        if group.is_first:
+            describe_run(folder, chosen)  # it may be lost; that the run is this one is now certain
+        return outcome, _test_score(chosen, sets, folder, group) if test else None
+
+
+def read_score(folder: Path) -> Score | None:
+    """Return the score of the best weights on the test set; None if there is none yet."""
+    path = folder / TEST
+    if not path.exists():
+        return None
+    return read_json(path, Score, "Delete it, and the weights are scored again")
+
+
+def _test_score(chosen: Preset, sets: Sets, folder: Path, group: ProcessGroup) -> Score:
+    known = read_score(folder)
+    group.barrier()  # before the first process writes it
+    if known is not None:
+        return known
+    model = chosen.build().to(own_device())  # whole, where the trained one may be sharded
+    load_best(folder, model)
+    found = evaluate(model, sets.test, group=group)
+    if group.is_first:
+        write_json(folder / TEST, found)
+    return Score(**found)
 
 
 @torch.no_grad()
@@ -166,7 +234,7 @@ def evaluate(
     """Return mean cross-entropy and accuracy, with dropout off."""
     group = group or ProcessGroup()
     device = next(model.parameters()).device
-    sums = torch.zeros(3, dtype=torch.float64, device=device)
+    sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, correct, seen
     with evaluating(model):
         for batch in even_batches(np.arange(len(examples)), batch_size, _lengths(examples)):
             # A process without a share still takes part, as sharded weights are gathered by all.
@@ -187,53 +255,59 @@ class _Run:
     settings: TrainSettings
     folder: Path
     group: ProcessGroup
+    loggers: Sequence[Logger]
 
-    def go(self, at: Position, tell: Sequence[Logger]) -> None:
-        settings = self.settings
-        per_epoch = math.ceil(len(self.examples) / settings.batch_size)
-        steps = settings.epochs * per_epoch
-        _tell(tell, Event("start", at.step, steps, at.epoch))
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def steps(self) -> int:
+        return self.settings.epochs * math.ceil(len(self.examples) / self.settings.batch_size)
+
+    def go(self, at: Position) -> None:
+        self._tell("start", at)
         if at.step == 0:
             self._save(at)
-        while at.epoch < settings.epochs and not _reached(at, settings):
+        while at.epoch < self.settings.epochs and not _reached(at, self.settings):
             began = time.perf_counter()
-            self._epoch(at, steps, tell)
-            values = self._close_epoch(at, time.perf_counter() - began)
+            self._epoch(at)
+            seconds = time.perf_counter() - began
             # The log comes first: events after the checkpoint are dropped when a run resumes.
-            _tell(tell, Event("epoch", at.step, steps, at.epoch, values))
+            self._tell("epoch", at, self._close_epoch(at) | {"seconds": seconds})
             self._save(at)
-        _tell(tell, Event("end", at.step, steps, at.epoch))
+        self._tell("end", at)
 
-    def _epoch(self, at: Position, steps: int, tell: Sequence[Logger]) -> None:
+    def _tell(self, kind: Kind, at: Position, values: dict[str, float] | None = None) -> None:
+        for logger in self.loggers:
+            logger(Event(kind, at.step, self.steps, at.epoch, values or {}))
+
+    def _epoch(self, at: Position) -> None:
         """Train from the current position to the end of the epoch."""
-        settings = self.settings
+        settings, lengths = self.settings, _lengths(self.examples)
         self.called.train()
-        batches = epoch_batches(
-            np.arange(len(self.examples)),
-            settings.batch_size,
-            seed=settings.seed,
-            epoch=at.epoch,
-            lengths=_lengths(self.examples),
-        )
+        every = np.arange(len(self.examples))
+        size, seed = settings.batch_size, settings.seed
+        batches = epoch_batches(every, size, seed=seed, epoch=at.epoch, lengths=lengths)
         # The first process carries on the sums; those of the others start at 0 and are added.
-        sums = torch.tensor(at.sums if self.group.is_first else [0.0] * 3, dtype=torch.float64)
-        sums = sums.to(next(self.model.parameters()).device)
+        before = at.sums if self.group.is_first else [0.0] * 3
+        sums = torch.tensor(before, dtype=torch.float64, device=self.device)
         for batch in batches[at.batch :]:
-            rate = settings.optimizer.lr * settings.rate(at.step, steps)
+            rate = settings.optimizer.lr * settings.rate(at.step, self.steps)
             sums += self._step(batch, at.step, rate)
             at.step += 1
             at.batch += 1
             last = at.batch == len(batches)
-            if last or at.step % LOG_EVERY == 0 or at.step % settings.checkpoint_every == 0:
+            save = at.step % settings.checkpoint_every == 0
+            if last or save or at.step % LOG_EVERY == 0:
                 at.sums = self.group.sum(sums.clone()).tolist()
                 if not math.isfinite(at.sums[0]):
                     raise Diverged(
                         f"the loss is not finite, found at step {at.step}: lower lr"
                         f" (now {rate:g}), or clip the gradient. The last checkpoint is from before"
                     )
-                values = {**_means(at), "lr": rate}
-                _tell(tell, Event("step", at.step, steps, at.epoch, values))
-                if at.step % settings.checkpoint_every == 0 and not last:
+                self._tell("step", at, {**_means(at), "lr": rate})
+                if save and not last:
                     self._save(at)
 
     def _step(self, batch: np.ndarray, step: int, rate: float) -> Tensor:
@@ -242,7 +316,10 @@ class _Run:
         # Every step and process has its own random numbers: no state to restore after a kill.
         torch.manual_seed(_mix(settings.seed, step, self.group.rank))
         self.optimizer.zero_grad()
-        sums = torch.stack([self._backward(part, len(batch)) for part in self._pieces(batch)])
+        lengths = _lengths(self.examples)
+        whole = lengths is None or self.device.type != "cpu"
+        parts = [batch] if whole else pieces(batch, lengths, TOKENS_AT_ONCE)
+        sums = torch.stack([self._backward(part, len(batch)) for part in parts])
         if settings.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip)
         for group in self.optimizer.param_groups:
@@ -250,44 +327,30 @@ class _Run:
         try:
             self.optimizer.step()
         except RuntimeError as error:  # mirror descent refuses gradients that are not finite
-            if all(
-                local(p.grad).isfinite().all()
-                for p in self.model.parameters()
-                if p.grad is not None
-            ):
+            grads = [local(p.grad) for p in self.model.parameters() if p.grad is not None]
+            if all(grad.isfinite().all() for grad in grads):
                 raise
             raise Diverged(f"step {step}: {error}") from error
         return sums.sum(dim=0)
 
-    def _pieces(self, batch: np.ndarray) -> list[np.ndarray]:
-        lengths = _lengths(self.examples)
-        if lengths is None or next(self.model.parameters()).device.type != "cpu":
-            return [batch]
-        return pieces(batch, lengths, TOKENS_AT_ONCE)
-
     def _backward(self, piece: np.ndarray, size: int) -> Tensor:
         """Add the gradient of a piece of a batch of `size`; return its sums, as in `_step`."""
-        device = next(self.model.parameters()).device
         indices = self.group.part(piece)
         x, y = self.examples.batch(indices if len(indices) else piece[:1])
-        logits, y = self.called(x.to(device)), y.to(device)
+        logits, y = self.called(x.to(self.device)), y.to(self.device)
         # Processes average their gradients: with this weight, the average is the batch mean.
         share = len(indices) * self.group.size / size
         (F.cross_entropy(logits, y) * share).backward()
         return _sums(logits.detach(), y) * bool(len(indices))
 
-    def _close_epoch(self, at: Position, seconds: float) -> dict[str, float]:
+    def _close_epoch(self, at: Position) -> dict[str, float]:
         """Validate, record the epoch, and keep the weights if they are the best so far."""
         found = evaluate(self.called, self.validation, group=self.group)
         if not math.isfinite(found["loss"]):
             raise Diverged(
                 f"the validation loss is not finite after epoch {at.epoch + 1}: lower lr"
             )
-        record = {
-            **_means(at),
-            "validation_loss": found["loss"],
-            "validation_accuracy": found["accuracy"],
-        }
+        record = _means(at) | {f"validation_{name}": value for name, value in found.items()}
         best = max((e["validation_accuracy"] for e in at.epochs), default=-1.0)
         before = max((e["train_accuracy"] for e in at.epochs), default=-1.0)
         passed = [m for m in self.settings.milestones if before < m <= record["train_accuracy"]]
@@ -304,23 +367,12 @@ class _Run:
                     write_atomically(self.folder / BEST, content)
                 for share in passed:
                     write_atomically(milestone_path(self.folder, share), content)
-        return {**record, "seconds": seconds}
+        return record
 
     def _save(self, at: Position) -> None:
-        save_checkpoint(
-            self.folder / "checkpoints",
-            at.step,
-            self.model,
-            self.optimizer,
-            dataclasses.asdict(at),
-            keep=self.settings.keep,
-            write=self.group.is_first,
-        )
-
-
-def _tell(loggers: Sequence[Logger], event: Event) -> None:
-    for logger in loggers:
-        logger(event)
+        folder, state = self.folder / "checkpoints", dataclasses.asdict(at)
+        keep, write = self.settings.keep, self.group.is_first
+        save_checkpoint(folder, at.step, self.model, self.optimizer, state, keep=keep, write=write)
 
 
 def _reached(at: Position, settings: TrainSettings) -> bool:
@@ -332,8 +384,7 @@ def _outcome(at: Position, settings: TrainSettings) -> Outcome:
     accuracies = [epoch["validation_accuracy"] for epoch in at.epochs]
     best = int(np.argmax(accuracies)) if settings.choose == "best" else len(accuracies) - 1
     early = _reached(at, settings) and at.epoch < settings.epochs
-    sha256 = at.best_sha256 or None
-    return Outcome(best + 1, accuracies[best], early, tuple(at.epochs), sha256)
+    return Outcome(best + 1, accuracies[best], early, tuple(at.epochs), at.best_sha256 or None)
 
 
 def _check_best(path: Path, at: Position, redone: int | None = None) -> None:
