@@ -35,24 +35,15 @@ _PIECE = 1 << 16  # bytes of the index that are decoded at a time
 
 @dataclass(frozen=True, eq=False)
 class TensorPatch:
-    """What a patch does to one tensor.
-
-    Attributes:
-        info: dtype and shape of the tensor.
-        index: (count,), int64, ascending positions in the flat tensor; None: all of them.
-        values: (count,), what stands there after `apply`.
-        originals: (count,), what stands there in the base; None if that is not known.
-        base: SHA-256 of the base's tensor; None if the base has no such tensor.
-        result: SHA-256 of the patched tensor; None if that is not known.
-        tied: other names of the same tensor. A checkpoint may have one of them, or a copy for each.
-    """
+    """What a patch does to one tensor."""
 
     info: TensorInfo
-    index: Tensor | None
-    values: Tensor
-    originals: Tensor | None
-    base: str | None
-    result: str | None
+    index: Tensor | None  # (count,), int64, ascending positions in the flat tensor; None: all
+    values: Tensor  # (count,), what stands there after `apply`
+    originals: Tensor | None  # (count,), what stands there in the base; None if not known
+    base: str | None  # SHA-256 of the base's tensor; None if the base has no such tensor
+    result: str | None  # SHA-256 of the patched tensor; None if not known
+    #: Other names of the same tensor. A checkpoint may have one of them, or a copy for each.
     tied: tuple[str, ...] = ()
 
     @property

@@ -96,7 +96,7 @@ class Margins:
         from mirrorhead.lab.evaluation.head_margins import CheckpointMargins, ModelMargins
         from mirrorhead.lab.models import TextSettings
         from mirrorhead.lab.training import load_run
-        from mirrorhead.lab.training.comparisons import candidate_name
+        from mirrorhead.lab.training.presets import candidate_name
         from mirrorhead.lab.training.run_folder import weights_along
 
         run = load_run(self.model)
@@ -152,7 +152,7 @@ class Margins:
             raise UserError(f"{self.model}: {error}") from error
 
     def _run_batch(self, most: int) -> Batch:
-        from mirrorhead.lab.datasets.tokenizer import load_tokenizer
+        from mirrorhead.lab.datasets.encoded import load_tokenizer
         from mirrorhead.lab.evaluation.head_margins import Batch
 
         length = min(self.tokens, most)

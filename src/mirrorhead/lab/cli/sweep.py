@@ -81,7 +81,7 @@ class Sweep:
         from rich.console import Console
 
         from mirrorhead.lab.training import SweepError
-        from mirrorhead.lab.training.comparisons import COMPARISONS
+        from mirrorhead.lab.training.presets import COMPARISONS
         from mirrorhead.lab.training.sweeps import Asked
 
         usual, console = COMPARISONS[self.task], Console()
@@ -131,7 +131,7 @@ class Sweep:
             raise UserError(str(error)) from error
 
     def _candidates(self) -> Candidates:
-        from mirrorhead.lab.training.comparisons import parse_candidate
+        from mirrorhead.lab.training.presets import parse_candidate
 
         found: dict[str, Any] = {}
         for text in self.candidate:
@@ -145,8 +145,7 @@ class Sweep:
         return found
 
     def _presets(self) -> list[str]:
-        from mirrorhead.lab.training.comparisons import COMPARISONS
-        from mirrorhead.lab.training.presets import PRESETS
+        from mirrorhead.lab.training.presets import COMPARISONS, PRESETS
 
         task = PRESETS[COMPARISONS[self.task].preset].data
         for name in self.preset:

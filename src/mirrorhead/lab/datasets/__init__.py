@@ -8,6 +8,7 @@ from mirrorhead.lab.datasets.cifar10 import Pictures as Pictures
 from mirrorhead.lab.datasets.cifar10 import load_cifar10 as load_cifar10
 from mirrorhead.lab.datasets.encoded import Encoded as Encoded
 from mirrorhead.lab.datasets.encoded import encode as encode
+from mirrorhead.lab.datasets.encoded import load_tokenizer as load_tokenizer
 from mirrorhead.lab.datasets.reviews import Pairs as Pairs
 from mirrorhead.lab.datasets.reviews import Rationales as Rationales
 from mirrorhead.lab.datasets.reviews import Texts as Texts
@@ -26,5 +27,4 @@ from mirrorhead.lab.datasets.splits import film_groups as film_groups
 from mirrorhead.lab.datasets.splits import imdb_protocol as imdb_protocol
 from mirrorhead.lab.datasets.splits import validation_split as validation_split
 from mirrorhead.lab.datasets.splits import without as without
-from mirrorhead.lab.datasets.tokenizer import load_tokenizer as load_tokenizer
 from mirrorhead.lab.runtime.errors import DataError as DataError

@@ -1,4 +1,4 @@
-"""Texts as token ids, encoded once, kept on disk and mapped into memory."""
+"""Texts as numbers of WordPiece tokens, encoded once, kept on disk and mapped into memory."""
 
 from __future__ import annotations
 
@@ -15,16 +15,72 @@ import torch
 from torch import Tensor
 
 from mirrorhead._files import new_folder, sha256_of, write_json
-from mirrorhead.lab.datasets.reviews import Texts
-from mirrorhead.lab.datasets.sources import cache_root
-from mirrorhead.lab.datasets.tokenizer import PAD
+from mirrorhead.lab.datasets.reviews import Texts, check_content, read_text
+from mirrorhead.lab.datasets.sources import cache_root, locate, published_sha256
 from mirrorhead.lab.runtime.errors import DataError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+PAD, UNK, CLS, SEP = "[PAD]", "[UNK]", "[CLS]", "[SEP]"
+MOST_TOKENS = 1 << 16  # they are stored in two bytes
 FORMAT = 2
 CHUNK = 1_000
+
+
+def load_tokenizer(
+    folder: str | Path | None = None,
+    *,
+    max_length: int = 512,
+    download: bool = False,
+    partial: bool = False,
+) -> Tokenizer:
+    """Return the uncased tokenizer of BERT, from bert-uncased/vocab.txt; [PAD] is 0.
+
+    Args:
+        folder, download: as in `load_imdb`.
+        max_length: longer texts are cut, [CLS] and [SEP] counted.
+        partial: accept another vocabulary than the published one.
+    """
+    path = locate("bert", folder, download=download) / "vocab.txt"
+    text = read_text(path)
+    check_content(path, text.encode(), published_sha256("bert", path.name), partial)
+    return wordpiece(text.splitlines(), max_length, str(path))
+
+
+def wordpiece(vocabulary: list[str], max_length: int = 512, where: str = "vocabulary") -> Tokenizer:
+    """Return a WordPiece tokenizer in lower case that reads HTML line breaks as spaces.
+
+    >>> tokenizer = wordpiece(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "film", "##s"])
+    >>> tokenizer.encode("A<br />films").tokens
+    ['[CLS]', 'a', 'film', '##s', '[SEP]']
+    """
+    from tokenizers import Tokenizer, normalizers
+    from tokenizers.models import WordPiece
+    from tokenizers.normalizers import BertNormalizer, Replace
+    from tokenizers.pre_tokenizers import BertPreTokenizer
+    from tokenizers.processors import TemplateProcessing
+
+    numbers = {word: i for i, word in enumerate(vocabulary)}
+    missing = [word for word in (PAD, UNK, CLS, SEP) if word not in numbers]
+    if missing or len(numbers) != len(vocabulary) or len(numbers) > MOST_TOKENS:
+        raise DataError(
+            f"{where} is not a WordPiece vocabulary: {len(vocabulary):,} entries,"
+            f" {len(vocabulary) - len(numbers)} of them twice, missing:"
+            f" {', '.join(missing) or 'none'}"
+        )
+    if numbers[PAD] != 0:
+        raise DataError(f"{where}: {PAD} must come first, it is number {numbers[PAD]}")
+    if max_length < 3:
+        raise ValueError(f"max_length must be at least 3, got {max_length}")
+    tokenizer = Tokenizer(WordPiece(numbers, unk_token=UNK))
+    tokenizer.normalizer = normalizers.Sequence([Replace("<br />", " "), BertNormalizer()])
+    tokenizer.pre_tokenizer = BertPreTokenizer()
+    tokenizer.post_processor = TemplateProcessing(
+        single=f"{CLS} $A {SEP}", special_tokens=[(CLS, numbers[CLS]), (SEP, numbers[SEP])]
+    )
+    tokenizer.enable_truncation(max_length)
+    return tokenizer
 
 
 @dataclass(frozen=True)

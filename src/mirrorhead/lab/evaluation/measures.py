@@ -20,9 +20,8 @@ import torch
 from mirrorhead._files import sha256_of, write_json
 from mirrorhead.lab.datasets.batches import Examples, even_batches
 from mirrorhead.lab.datasets.cifar10 import Pictures, load_cifar10
-from mirrorhead.lab.datasets.encoded import Encoded, encode
+from mirrorhead.lab.datasets.encoded import Encoded, encode, load_tokenizer
 from mirrorhead.lab.datasets.reviews import Pairs, Rationales, load_cad, load_eraser, load_imdb
-from mirrorhead.lab.datasets.tokenizer import load_tokenizer
 from mirrorhead.lab.evaluation.attention_reading import normalized_entropy
 from mirrorhead.lab.evaluation.rationales import (
     Scorer,

@@ -23,11 +23,11 @@ def attention_maps(
 ) -> list[Tensor]:
     """Return the attention weights of each layer, (b, heads, queries, keys); rows sum to 1.
 
-    The model runs once, in evaluation mode and without gradients. The last layer of the models
-    here has one query, [CLS], unless `model.every_row` is True.
+    The model runs once, with `inputs` and `named`, in evaluation mode and without gradients. The
+    last layer of the models here has one query, [CLS], unless `model.every_row` is True.
 
     Args:
-        model: called with `inputs` and `named`. Of a compiled model, give the original.
+        model: of a compiled one, give the original.
         layers: which to keep, from 0; all of them if None. Others are not computed.
 
     >>> from mirrorhead.lab.models.text import TextClassifier, TextSettings

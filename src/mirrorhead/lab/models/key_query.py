@@ -36,21 +36,13 @@ AGREE = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class LayerHeads:
-    """The heads of one layer on n texts, in float64.
+    """The heads of one layer on n texts, in float64."""
 
-    Args:
-        W: (heads, d, c), such that the logits of a head are X W z.
-        X: inputs of all tokens, (n, T, d).
-        z: input of the query, (n, c); c is d, or d + 1 with a bias.
-        mask: (n, T), True where the query may look.
-        attention: of the query, (heads, n, T).
-    """
-
-    W: Tensor
-    X: Tensor
-    z: Tensor
-    mask: Tensor
-    attention: Tensor
+    W: Tensor  # (heads, d, c), such that the logits of a head are X W z
+    X: Tensor  # inputs of all tokens, (n, T, d)
+    z: Tensor  # input of the query, (n, c); c is d, or d + 1 with a bias
+    mask: Tensor  # (n, T), True where the query may look
+    attention: Tensor  # of the query, (heads, n, T)
 
 
 def read_heads(
@@ -87,8 +79,7 @@ def read_heads(
         )
     with _inputs_of([module for module, _ in owners]) as inputs, all_rows(model):
         try:
-            given: dict[str, Any] = dict(named or {})
-            maps = attention_maps(model, *(() if given else (ids,)), **given)
+            maps = attention_maps(model, **named) if named else attention_maps(model, ids)
         except ValueError as error:
             raise UserError(f"{type(model).__name__}: {error}") from error
     if len(maps) != len(owners) or len(inputs) != len(owners):
@@ -103,10 +94,8 @@ def read_heads(
     seen = mask.clone()
     if causal and not last:
         seen[:, 1:] = False
-    return [
-        _layer(i, X, weights, maps[i], rows, seen)
-        for i, (X, (_, weights)) in enumerate(zip(inputs, owners, strict=True))
-    ]
+    layers = enumerate(zip(inputs, owners, maps, strict=True))
+    return [_layer(i, X, weights, own, rows, seen) for i, (X, (_, weights), own) in layers]
 
 
 def _layer(
@@ -151,10 +140,10 @@ def _projections(module: nn.Module) -> tuple[Tensor, Tensor | None, Tensor] | No
             bias = None if query.bias is None else query.bias.detach()
             return query.weight.detach(), bias, key.weight.detach()
     fused: Any = getattr(module, "c_attn", None)  # GPT-2: (in, 3 out)
-    if fused is not None and fused.weight.shape[1] == 3 * fused.weight.shape[0]:
-        query, key, _ = fused.weight.detach().mT.chunk(3)
-        return query, fused.bias.detach().chunk(3)[0], key
-    return None
+    if fused is None or fused.weight.shape[1] != 3 * fused.weight.shape[0]:
+        return None
+    query, key, _ = fused.weight.detach().mT.chunk(3)
+    return query, fused.bias.detach().chunk(3)[0], key
 
 
 @contextmanager

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from mirrorhead.lab.models.dropout import Dropout
-from mirrorhead.lab.models.self_attention import SelfAttention
+from mirrorhead.lab.models.self_attention import Dropout, SelfAttention
 
 
 @dataclass(frozen=True)
@@ -97,9 +96,8 @@ class TextClassifier(nn.Module):
         self.settings = settings
         self.tokens = nn.Embedding(settings.vocabulary, settings.dim)
         self.positions = nn.Embedding(settings.max_length, settings.dim)
-        self.norm = (
-            nn.LayerNorm(settings.dim, bias=False) if settings.embedding_norm else nn.Identity()
-        )
+        norm = settings.embedding_norm
+        self.norm = nn.LayerNorm(settings.dim, bias=False) if norm else nn.Identity()
         self.drop = Dropout(settings.dropout)
         self.blocks = nn.ModuleList(Block(settings) for _ in range(settings.layers))
         self.head = nn.Linear(settings.dim, settings.classes, bias=False)
@@ -110,10 +108,9 @@ class TextClassifier(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """ids: (b, T), [CLS] first, 0 for padding -> (b, classes)."""
-        if ids.shape[1] > self.settings.max_length:
-            raise ValueError(
-                f"ids must have at most {self.settings.max_length} columns, got {ids.shape[1]}"
-            )
+        most = self.settings.max_length
+        if ids.shape[1] > most:
+            raise ValueError(f"ids must have at most {most} columns, got {ids.shape[1]}")
         mask = (ids != 0)[:, None, None, :]
         x = self.tokens(ids) + self.positions.weight[: ids.shape[1]]  # (b, T, dim)
         x = self.drop(self.norm(x))

@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mirrorhead.lab.models.dropout import Dropout
-from mirrorhead.lab.models.self_attention import SelfAttention
+from mirrorhead.lab.models.self_attention import Dropout, SelfAttention
 
 
 @dataclass(frozen=True)

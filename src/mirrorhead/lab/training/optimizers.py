@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from mirrorhead.lab.training.settings import OptimizerSettings
+from mirrorhead.lab.training.settings import OPTIONS, OptimizerSettings
 from mirrorhead.optim import MirrorAdam, MirrorDescent
 from mirrorhead.optim._sharded import local
 
@@ -23,33 +23,14 @@ def build_optimizer(
     <class 'torch.optim.sgd.SGD'>
     """
     params = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
-    lr, decay, momentum = settings.lr, settings.weight_decay, settings.momentum
+    kind, extra = _KINDS[settings.name]
+    how = {name: getattr(settings, name) for name in OPTIONS[settings.name]} | extra
     # On a CPU the mirror optimizers take their C step by default; their fused step is compiled by
     # torch for tens of seconds and is no faster there.
-    ours = settings.name in ("mirror-descent", "mirror-adam")
     on_cpu = all(param.device.type == "cpu" for _, param in params)
-    how: Any = {"fused": True} if fused and not (ours and on_cpu) else {}
-    if settings.name == "mirror-descent":
-        assert settings.p is not None
-        return MirrorDescent(
-            params,
-            lr,
-            settings.p,
-            momentum,
-            weight_decay=decay,
-            normalize=settings.normalize,
-            **how,
-        )
-    if settings.name == "mirror-adam":
-        assert settings.p is not None
-        # The pure power and its floor, as in the stored results: they predate the knee.
-        pure: Any = {"knee": None, "rms_floor": 1e-2}
-        return MirrorAdam(params, lr, settings.p, weight_decay=decay, **pure, **how)
-    if settings.name == "adamw":
-        return AdamW(params, lr, weight_decay=decay, **how)
-    if settings.name == "sgd":
-        return SGD(params, lr, momentum=momentum, weight_decay=decay, **how)
-    return ProximalSGD(params, lr, momentum=momentum, l1=settings.l1, **how)
+    if fused and not (kind in (MirrorDescent, MirrorAdam) and on_cpu):
+        how["fused"] = True
+    return kind(params, settings.lr, **how)
 
 
 class ProximalSGD(SGD):
@@ -75,3 +56,14 @@ class ProximalSGD(SGD):
                         weight = local(param)
                         weight.copy_(nn.functional.softshrink(weight, threshold))
         return loss
+
+
+#: The class of each optimizer, and options that are not in the settings.
+_KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "mirror-descent": (MirrorDescent, {}),
+    # The pure power and its floor, as in the stored results: they predate the knee.
+    "mirror-adam": (MirrorAdam, {"knee": None, "rms_floor": 1e-2}),
+    "adamw": (AdamW, {}),
+    "sgd": (SGD, {}),
+    "proximal-l1": (ProximalSGD, {}),
+}

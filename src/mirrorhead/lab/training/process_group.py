@@ -22,8 +22,7 @@ class ProcessGroup:
     size: int = 1
 
     @property
-    def is_first(self) -> bool:
-        """Whether this process writes the files and prints."""
+    def is_first(self) -> bool:  # the one that writes the files and prints
         return self.rank == 0
 
     def part(self, batch: np.ndarray) -> np.ndarray:
@@ -89,8 +88,7 @@ def _leave_together(store: dist.Store, rank: int, size: int) -> None:
 
     Closing a gloo connection resets it. A barrier alone does not protect the peer: the first
     process to return from it may close the connection while another is still inside
-    (pytorch/gloo#155, open). The store is not part of gloo and outlives the group.
-    docs/reliability.md says what is known of aborts in gloo.
+    (pytorch/gloo#155, open). The store outlives the group. More is in docs/reliability.md.
     """
     dist.barrier()
     store.set(f"left-{rank}", "1")
