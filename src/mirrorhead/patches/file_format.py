@@ -20,13 +20,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from mirrorhead.patches.checkpoints import (
-    DTYPES,
-    FileCheckpoint,
-    PatchError,
-    TensorInfo,
-    wide,
-)
+from mirrorhead.patches.checkpoints import DTYPES, FileCheckpoint, PatchError, TensorInfo, wide
 
 KEY = "mirrorhead.patch"
 VERSION = 1

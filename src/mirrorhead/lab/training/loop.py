@@ -109,55 +109,7 @@ def train(
             raise ValueError(f"{name} must not be empty")
     folder = Path(folder)
     with process_group() as group, locked_run(folder) if group.is_first else nullcontext():
-        return train_locked(model, examples, validation, settings, folder, group, loggers)
-
-
-def train_locked(
-    model: nn.Module,
-    examples: Examples,
-    validation: Examples,
-    settings: TrainSettings,
-    folder: Path,
-    group: ProcessGroup,
-    loggers: Sequence[Logger] = (),
-    *,
-    restore: bool = True,
-) -> Outcome:
-    """Do what `train` does, in a folder whose lock the first process holds.
-
-    Without `restore`, the outcome of a finished run is returned and `model` is left alone.
-    """
-    claim(folder, _about(model, examples, validation, settings), write=group.is_first)
-    finished = read_outcome(folder)
-    if finished is not None and not restore:
-        return finished
-    wrapped = group.wrap(model, settings.parallel)
-    called = torch.compile(wrapped, dynamic=True) if settings.compile else wrapped
-    optimizer = build_optimizer(model, settings.optimizer, settings.fused)
-    at = Position()
-    if saved := checkpoints(folder / "checkpoints"):
-        state = load_checkpoint(saved[-1], model, optimizer)
-        at = from_plain(state, Position, str(saved[-1] / "state.json"))
-    group.barrier()  # before the first process writes another
-    if finished is not None:
-        if at.epoch != len(finished.epochs):
-            raise RunError(
-                f"{folder} holds a finished run without its last checkpoint, so that the weights"
-                f" after the last epoch are lost. Those of the best epoch are in {folder / BEST}:"
-                " use load_run"
-            )
-        return finished
-    if group.is_first and at.epochs:
-        _check_best(folder / BEST, at, redone=at.epoch + 1)
-    tell = [JsonLines(folder / "log.jsonl", at.step), *loggers] if group.is_first else []
-    run = _Run(called, model, optimizer, examples, validation, settings, folder, group, tell)
-    run.go(at)
-    outcome = _outcome(at, settings)
-    if group.is_first:
-        _check_best(folder / BEST, at)
-        write_json(folder / RESULT, dataclasses.asdict(outcome))
-    group.barrier()
-    return outcome
+        return _Run(model, examples, validation, settings, folder, group, loggers).outcome()
 
 
 @dataclass(frozen=True)
@@ -194,9 +146,8 @@ def complete_run(
             describe_run(folder, chosen)
         torch.manual_seed(settings.seed)
         model = chosen.build().to(own_device())
-        outcome = train_locked(
-            model, sets.train, sets.validation, settings, folder, group, loggers, restore=False
-        )
+        run = _Run(model, sets.train, sets.validation, settings, folder, group, loggers)
+        outcome = run.outcome(restore=False)
         if group.is_first:
             describe_run(folder, chosen)  # it may be lost; that the run is this one is now certain
         return outcome, _test_score(chosen, sets, folder, group) if test else None
@@ -204,10 +155,8 @@ def complete_run(
 
 def read_score(folder: Path) -> Score | None:
     """Return the score of the best weights on the test set; None if there is none yet."""
-    path = folder / TEST
-    if not path.exists():
-        return None
-    return read_json(path, Score, "Delete it, and the weights are scored again")
+    path, remedy = folder / TEST, "Delete it, and the weights are scored again"
+    return read_json(path, Score, remedy) if path.exists() else None
 
 
 def _test_score(chosen: Preset, sets: Sets, folder: Path, group: ProcessGroup) -> Score:
@@ -232,8 +181,7 @@ def evaluate(
     group: ProcessGroup | None = None,
 ) -> dict[str, float]:
     """Return mean cross-entropy and accuracy, with dropout off."""
-    group = group or ProcessGroup()
-    device = next(model.parameters()).device
+    group, device = group or ProcessGroup(), next(model.parameters()).device
     sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, correct, seen
     with evaluating(model):
         for batch in even_batches(np.arange(len(examples)), batch_size, _lengths(examples)):
@@ -245,17 +193,58 @@ def evaluate(
     return {"loss": loss / seen, "accuracy": correct / seen}
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Run:
-    called: nn.Module | Any  # what is called: the model, perhaps wrapped and compiled
+    """The arguments of `train`, in a folder whose lock the first process holds."""
+
     model: nn.Module
-    optimizer: torch.optim.Optimizer
     examples: Examples
     validation: Examples
     settings: TrainSettings
     folder: Path
     group: ProcessGroup
     loggers: Sequence[Logger]
+    called: Any = None  # what is called: the model, perhaps wrapped and compiled
+    optimizer: Any = None
+    at: Position = field(default_factory=Position)
+
+    def outcome(self, *, restore: bool = True) -> Outcome:
+        """Train to the end; without `restore`, a finished run leaves the model as it is."""
+        folder, group, settings = self.folder, self.group, self.settings
+        claim(folder, self._about(), write=group.is_first)
+        finished = read_outcome(folder)
+        if finished is not None and not restore:
+            return finished
+        wrapped = group.wrap(self.model, settings.parallel)
+        self.called = torch.compile(wrapped, dynamic=True) if settings.compile else wrapped
+        self.optimizer = build_optimizer(self.model, settings.optimizer, settings.fused)
+        if saved := checkpoints(folder / "checkpoints"):
+            state = load_checkpoint(saved[-1], self.model, self.optimizer)
+            self.at = from_plain(state, Position, str(saved[-1] / "state.json"))
+        group.barrier()  # before the first process writes another
+        if finished is not None:
+            if self.at.epoch != len(finished.epochs):
+                raise RunError(
+                    f"{folder} holds a finished run without its last checkpoint, so that the"
+                    " weights after the last epoch are lost. Those of the best epoch are in"
+                    f" {folder / BEST}: use load_run"
+                )
+            return finished
+        if group.is_first and self.at.epochs:
+            self._check_best(redone=self.at.epoch + 1)
+        log = [JsonLines(folder / "log.jsonl", self.at.step)] if group.is_first else []
+        self.loggers = [*log, *self.loggers] if group.is_first else []
+        self._train()
+        accuracies = [epoch["validation_accuracy"] for epoch in self.at.epochs]
+        best = int(np.argmax(accuracies)) if settings.choose == "best" else len(accuracies) - 1
+        early = self._reached() and self.at.epoch < settings.epochs
+        epochs, sha256 = tuple(self.at.epochs), self.at.best_sha256 or None
+        outcome = Outcome(best + 1, accuracies[best], early, epochs, sha256)
+        if group.is_first:
+            self._check_best()
+            write_json(folder / RESULT, dataclasses.asdict(outcome))
+        group.barrier()
+        return outcome
 
     @property
     def device(self) -> torch.device:
@@ -265,26 +254,30 @@ class _Run:
     def steps(self) -> int:
         return self.settings.epochs * math.ceil(len(self.examples) / self.settings.batch_size)
 
-    def go(self, at: Position) -> None:
-        self._tell("start", at)
-        if at.step == 0:
-            self._save(at)
-        while at.epoch < self.settings.epochs and not _reached(at, self.settings):
+    def _train(self) -> None:
+        self._tell("start")
+        if self.at.step == 0:
+            self._save()
+        while self.at.epoch < self.settings.epochs and not self._reached():
             began = time.perf_counter()
-            self._epoch(at)
+            self._epoch()
             seconds = time.perf_counter() - began
             # The log comes first: events after the checkpoint are dropped when a run resumes.
-            self._tell("epoch", at, self._close_epoch(at) | {"seconds": seconds})
-            self._save(at)
-        self._tell("end", at)
+            self._tell("epoch", self._close_epoch() | {"seconds": seconds})
+            self._save()
+        self._tell("end")
 
-    def _tell(self, kind: Kind, at: Position, values: dict[str, float] | None = None) -> None:
+    def _reached(self) -> bool:
+        goal, epochs = self.settings.stop_at, self.at.epochs
+        return goal is not None and bool(epochs) and epochs[-1]["train_accuracy"] >= goal
+
+    def _tell(self, kind: Kind, values: dict[str, float] | None = None) -> None:
         for logger in self.loggers:
-            logger(Event(kind, at.step, self.steps, at.epoch, values or {}))
+            logger(Event(kind, self.at.step, self.steps, self.at.epoch, values or {}))
 
-    def _epoch(self, at: Position) -> None:
+    def _epoch(self) -> None:
         """Train from the current position to the end of the epoch."""
-        settings, lengths = self.settings, _lengths(self.examples)
+        settings, at, lengths = self.settings, self.at, _lengths(self.examples)
         self.called.train()
         every = np.arange(len(self.examples))
         size, seed = settings.batch_size, settings.seed
@@ -306,9 +299,9 @@ class _Run:
                         f"the loss is not finite, found at step {at.step}: lower lr"
                         f" (now {rate:g}), or clip the gradient. The last checkpoint is from before"
                     )
-                self._tell("step", at, {**_means(at), "lr": rate})
+                self._tell("step", {**_means(at), "lr": rate})
                 if save and not last:
-                    self._save(at)
+                    self._save()
 
     def _step(self, batch: np.ndarray, step: int, rate: float) -> Tensor:
         """Take one step; return sums of loss, correct answers and examples of this process."""
@@ -343,8 +336,9 @@ class _Run:
         (F.cross_entropy(logits, y) * share).backward()
         return _sums(logits.detach(), y) * bool(len(indices))
 
-    def _close_epoch(self, at: Position) -> dict[str, float]:
+    def _close_epoch(self) -> dict[str, float]:
         """Validate, record the epoch, and keep the weights if they are the best so far."""
+        at = self.at
         found = evaluate(self.called, self.validation, group=self.group)
         if not math.isfinite(found["loss"]):
             raise Diverged(
@@ -369,45 +363,45 @@ class _Run:
                     write_atomically(milestone_path(self.folder, share), content)
         return record
 
-    def _save(self, at: Position) -> None:
-        folder, state = self.folder / "checkpoints", dataclasses.asdict(at)
+    def _save(self) -> None:
+        folder, step, state = self.folder / "checkpoints", self.at.step, dataclasses.asdict(self.at)
         keep, write = self.settings.keep, self.group.is_first
-        save_checkpoint(folder, at.step, self.model, self.optimizer, state, keep=keep, write=write)
+        save_checkpoint(folder, step, self.model, self.optimizer, state, keep=keep, write=write)
 
+    def _check_best(self, redone: int | None = None) -> None:
+        """Check that the best weights are those that this run wrote.
 
-def _reached(at: Position, settings: TrainSettings) -> bool:
-    goal = settings.stop_at
-    return goal is not None and bool(at.epochs) and at.epochs[-1]["train_accuracy"] >= goal
-
-
-def _outcome(at: Position, settings: TrainSettings) -> Outcome:
-    accuracies = [epoch["validation_accuracy"] for epoch in at.epochs]
-    best = int(np.argmax(accuracies)) if settings.choose == "best" else len(accuracies) - 1
-    early = _reached(at, settings) and at.epoch < settings.epochs
-    return Outcome(best + 1, accuracies[best], early, tuple(at.epochs), at.best_sha256 or None)
-
-
-def _check_best(path: Path, at: Position, redone: int | None = None) -> None:
-    """Check that the best weights are those that this run wrote.
-
-    A kill after they were written and before the checkpoint leaves those of the epoch that is
-    about to be done again, `redone`.
-    """
-    try:
-        content = path.read_bytes()
-        if not at.best_sha256 or sha256_of(content) == at.best_sha256:
-            return
-        with safe_open(path, "pt") as file:
-            if redone is not None and (file.metadata() or {}).get("epoch") == str(redone):
+        A kill after they were written and before the checkpoint leaves those of the epoch that is
+        about to be done again, `redone`.
+        """
+        path, wanted = self.folder / BEST, self.at.best_sha256
+        try:
+            content = path.read_bytes()
+            if not wanted or sha256_of(content) == wanted:
                 return
-        why = "it is not the file that this run wrote"
-    except OSError as error:
-        why = error.strerror
-    except SafetensorError as error:
-        why = str(error)
-    raise RunError(
-        f"{path} has been damaged ({why}). Delete {path.parent / 'checkpoints'} to train again"
-    )
+            with safe_open(path, "pt") as file:
+                if redone is not None and (file.metadata() or {}).get("epoch") == str(redone):
+                    return
+            why = "it is not the file that this run wrote"
+        except OSError as error:
+            why = error.strerror
+        except SafetensorError as error:
+            why = str(error)
+        again = f"Delete {self.folder / 'checkpoints'} to train again"
+        raise RunError(f"{path} has been damaged ({why}). {again}")
+
+    def _about(self) -> dict[str, Any]:
+        """Return what a folder belongs to: all settings but those that do not change the result."""
+        params = self.model.named_parameters()
+        shapes = repr([(name, tuple(p.shape), str(p.dtype)) for name, p in params])
+        about = {
+            **self.settings.identity(),
+            "arithmetic": ARITHMETIC,
+            "model": sha256_of(shapes.encode())[:16],
+            "examples": fingerprint(self.examples),
+            "validation": fingerprint(self.validation),
+        }
+        return json.loads(json.dumps(about))  # as it is read back
 
 
 def _sums(logits: Tensor, y: Tensor) -> Tensor:
@@ -430,18 +424,3 @@ def _mix(*numbers: int) -> int:
     """Return a seed that differs for every combination."""
     digest = bytes.fromhex(sha256_of(repr(numbers).encode()))
     return int.from_bytes(digest[:8], "little") >> 1
-
-
-def _about(
-    model: nn.Module, examples: Examples, validation: Examples, settings: TrainSettings
-) -> dict[str, Any]:
-    """Return what a folder belongs to: all settings but those that do not change the result."""
-    shapes = repr([(name, tuple(p.shape), str(p.dtype)) for name, p in model.named_parameters()])
-    about = {
-        **settings.identity(),
-        "arithmetic": ARITHMETIC,
-        "model": sha256_of(shapes.encode())[:16],
-        "examples": fingerprint(examples),
-        "validation": fingerprint(validation),
-    }
-    return json.loads(json.dumps(about))  # as it is read back
