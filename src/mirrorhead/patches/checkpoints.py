@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeAlias
@@ -39,6 +39,7 @@ PIECE_BYTES = 1 << 24
 INDEX_FILE = "model.safetensors.index.json"
 
 Source: TypeAlias = "nn.Module | Mapping[str, Tensor] | str | Path"
+Target: TypeAlias = "nn.Module | MutableMapping[str, Tensor] | str | Path"
 
 
 class PatchError(ValueError):
@@ -76,18 +77,12 @@ class TensorInfo:
 
 
 class Checkpoint:
-    """Named tensors that can be read in pieces.
-
-    Attributes:
-        label: how messages name the checkpoint.
-        infos: name -> `TensorInfo`, in the order of names.
-        aliases: names of tensors that share their memory with another (tied weights) -> the first
-            name of that memory.
-    """
+    """Named tensors that can be read in pieces."""
 
     def __init__(self, label: str, infos: dict[str, TensorInfo], aliases: dict[str, str]) -> None:
-        self.label = label
+        self.label = label  # how messages name the checkpoint
         self.infos = dict(sorted(infos.items()))
+        # Names of tensors that share their memory with another (tied weights) -> the first name.
         self.aliases = aliases
 
     def tied(self, name: str) -> set[str]:
@@ -123,6 +118,7 @@ class MemoryCheckpoint(Checkpoint):
 
     def __init__(self, tensors: Mapping[str, Tensor], label: str) -> None:
         self.tensors: dict[str, Tensor] = {}
+        infos: dict[str, TensorInfo] = {}
         aliases: dict[str, str] = {}
         first: dict[Any, str] = {}
         for name, tensor in tensors.items():
@@ -132,10 +128,7 @@ class MemoryCheckpoint(Checkpoint):
             known = first.setdefault(place if tensor.numel() else name, name)
             if known != name:
                 aliases[name] = known
-        infos = {
-            name: TensorInfo(NAMES[tensor.dtype], tuple(tensor.shape))
-            for name, tensor in self.tensors.items()
-        }
+            infos[name] = TensorInfo(NAMES[tensor.dtype], tuple(tensor.shape))
         super().__init__(label, infos, aliases)
 
     def pieces(self, name: str) -> Iterator[tuple[int, Tensor]]:
@@ -202,21 +195,22 @@ def checkpoint_files(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise PatchError(f"{path} does not exist")
-    if (path / INDEX_FILE).is_file():
-        try:
-            names = set(json.loads((path / INDEX_FILE).read_text("utf-8"))["weight_map"].values())
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise PatchError(f"{path / INDEX_FILE} cannot be read: {error}") from error
-        for name in names:
-            # A name with a folder in it could lead out of the checkpoint.
-            if not isinstance(name, str) or Path(name).name != name:
-                raise PatchError(f"{path / INDEX_FILE} names {name!r}, which is not a file name")
-            if not (path / name).is_file():
-                raise PatchError(f"{path / name} is missing; {INDEX_FILE} names it")
-        return sorted(path / name for name in names)
-    if (path / "model.safetensors").is_file():
-        return [path / "model.safetensors"]
-    raise PatchError(f"{path} has neither model.safetensors nor {INDEX_FILE}")
+    index, single = path / INDEX_FILE, path / "model.safetensors"
+    if not index.is_file() and not single.is_file():
+        raise PatchError(f"{path} has neither {single.name} nor {INDEX_FILE}")
+    if not index.is_file():
+        return [single]
+    try:
+        names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise PatchError(f"{index} cannot be read: {error}") from error
+    for name in names:
+        # A name with a folder in it could lead out of the checkpoint.
+        if not isinstance(name, str) or Path(name).name != name:
+            raise PatchError(f"{index} names {name!r}, which is not a file name")
+        if not (path / name).is_file():
+            raise PatchError(f"{path / name} is missing; {INDEX_FILE} names it")
+    return sorted(path / name for name in names)
 
 
 def read_header(path: Path) -> tuple[dict[str, tuple[TensorInfo, int]], dict[str, str]]:
@@ -261,12 +255,10 @@ def write_header(file: IO[bytes], infos: dict[str, TensorInfo], metadata: dict[s
     header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     offset = 0
     for name, info in infos.items():
-        header[name] = {
-            "dtype": info.dtype,
-            "shape": list(info.shape),
-            "data_offsets": [offset, offset + info.bytes],
-        }
-        offset += info.bytes
+        end = offset + info.bytes
+        place = {"shape": list(info.shape), "data_offsets": [offset, end]}
+        header[name] = {"dtype": info.dtype, **place}
+        offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # safetensors aligns the data to 8 bytes
     file.write(len(text).to_bytes(8, "little") + text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -15,7 +15,8 @@ from mirrorhead.patches.file_format import TensorPatch
 if TYPE_CHECKING:
     from mirrorhead.patches.patch import Patch
 
-METHODS = ("sum", "mean", "ties")
+Method = Literal["sum", "mean", "ties"]
+METHODS: tuple[Method, ...] = get_args(Method)
 
 
 def merged(patches: Sequence[Patch], method: str) -> tuple[dict[str, TensorPatch], int]:

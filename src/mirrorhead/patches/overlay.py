@@ -30,6 +30,9 @@ from mirrorhead.patches.file_format import TensorPatch
 _OTHER_WEIGHTS = {".bin", ".gguf", ".h5", ".msgpack", ".onnx", ".ot", ".pt", ".pth", ".safetensors"}
 
 Values = Mapping[str, tuple[Tensor | None, Tensor]]  # name -> positions (None: all), values
+Infos = Mapping[str, TensorInfo]
+Patches = Mapping[str, TensorPatch]
+Step = Callable[[int], None]  # called with a number of bytes that are done
 
 
 def overlaid(start: int, piece: Tensor, index: Tensor | None, values: Tensor) -> Tensor:
@@ -53,20 +56,16 @@ def _span(start: int, piece: Tensor, index: Tensor | None) -> slice:
     return slice(*(ends if index is None else torch.searchsorted(index, ends)).tolist())
 
 
-def digests(
-    checkpoint: Checkpoint, name: str, index: Tensor | None, values: Tensor
-) -> tuple[str, str]:
+def digests(source: Checkpoint, name: str, index: Tensor | None, values: Tensor) -> tuple[str, str]:
     """SHA-256 of a tensor as it is, and with the values in it."""
     plain, changed = hashlib.sha256(), hashlib.sha256()
-    for start, piece in checkpoint.pieces(name):
+    for start, piece in source.pieces(name):
         plain.update(raw(piece))
         changed.update(raw(overlaid(start, piece, index, values)))
     return plain.hexdigest(), changed.hexdigest()
 
 
-def by_target_name(
-    target: Checkpoint, tensors: Mapping[str, TensorPatch]
-) -> dict[str, TensorPatch]:
+def by_target_name(target: Checkpoint, tensors: Patches) -> dict[str, TensorPatch]:
     """The tensors by the names that the target has for them.
 
     Where the target has a copy for each of several tied names, all of them get the patch. Where
@@ -80,9 +79,7 @@ def by_target_name(
     return dict(sorted(found.items()))
 
 
-def check_applicable(
-    target: Checkpoint, tensors: Mapping[str, TensorPatch], step: Callable[[int], None]
-) -> None:
+def check_applicable(target: Checkpoint, tensors: Patches, step: Step) -> None:
     """Raise PatchError unless every tensor is the base's, to the bit."""
     _check_shapes(target, tensors)
     problems = []
@@ -102,9 +99,7 @@ def check_applicable(
     refuse(f"the patch does not apply to {target.label}: ", problems)
 
 
-def check_revertible(
-    target: Checkpoint, tensors: Mapping[str, TensorPatch], step: Callable[[int], None]
-) -> None:
+def check_revertible(target: Checkpoint, tensors: Patches, step: Step) -> None:
     """Raise PatchError unless putting the originals back gives the base, to the bit."""
     _check_shapes(target, tensors)
     problems = []
@@ -120,7 +115,7 @@ def check_revertible(
     refuse(f"the patch cannot be reverted on {target.label}: ", problems)
 
 
-def _check_shapes(target: Checkpoint, tensors: Mapping[str, TensorPatch]) -> None:
+def _check_shapes(target: Checkpoint, tensors: Patches) -> None:
     problems = []
     for name, patch in tensors.items():
         if name not in target.infos:
@@ -136,9 +131,10 @@ def _check_shapes(target: Checkpoint, tensors: Mapping[str, TensorPatch]) -> Non
 
 def _equal(one: TensorPatch, other: TensorPatch) -> bool:
     """Whether two patches of tensors write the same values to the same places."""
-    if (one.index is None) != (other.index is None) or len(one.values) != len(other.values):
-        return False
-    places = one.index is None or other.index is None or torch.equal(one.index, other.index)
+    if one.index is None or other.index is None:
+        places = one.index is other.index
+    else:
+        places = torch.equal(one.index, other.index)
     return places and torch.equal(bits(one.values), bits(other.values))
 
 
@@ -155,17 +151,14 @@ def rewrite(
     path: Path,
     out: Path,
     values: Values,
-    added: Mapping[str, TensorInfo],
+    added: Infos,
     removed: Collection[str],
-    step: Callable[[int], None],
+    step: Step,
 ) -> None:
     """Write a copy of the checkpoint at `path` to `out`; it is whole or not there.
 
-    Args:
-        values: what replaces numbers of the source's tensors, and the content of new ones.
-        added: new tensors, which go into the last file.
-        removed: tensors to leave out.
-        step: called with the number of bytes of each replaced tensor.
+    `values` replace numbers of the source's tensors, and are the content of those that are
+    `added`, which go into the last file.
     """
     others = _others(path) if path.is_dir() else []
     needed = sum(info.bytes for info in [*source.infos.values(), *added.values()])

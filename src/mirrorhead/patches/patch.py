@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mirrorhead._checks import check_seed
 from mirrorhead._files import sha256_of, write_atomically
-from mirrorhead.patches import export, merging, overlay, selection
+from mirrorhead.patches import export, overlay, selection
 from mirrorhead.patches.checkpoints import (
     Checkpoint,
     FileCheckpoint,
     MemoryCheckpoint,
     PatchError,
     Source,
-    TensorInfo,
+    Target,
     bits,
     check_room,
     open_checkpoint,
     raw,
 )
 from mirrorhead.patches.file_format import TensorPatch, decode, encode
+from mirrorhead.patches.merging import Method, merged
+from mirrorhead.patches.overlay import Infos, Values
 from mirrorhead.patches.selection import Changes, Progress, Reading, matches
 
 _NO_HASH = "0" * 64
@@ -160,11 +163,7 @@ class Patch:
         write_atomically(Path(file), data)
 
     def apply(
-        self,
-        target: nn.Module | MutableMapping[str, Tensor] | str | Path,
-        out: str | Path | None = None,
-        *,
-        progress: Progress | None = None,
+        self, target: Target, out: str | Path | None = None, *, progress: Progress | None = None
     ) -> None:
         """Put the patch's values into a base; PatchError if it is not the patch's base.
 
@@ -185,11 +184,7 @@ class Patch:
         _write(target, source, out, values, new, (), report)
 
     def revert(
-        self,
-        target: nn.Module | MutableMapping[str, Tensor] | str | Path,
-        out: str | Path | None = None,
-        *,
-        progress: Progress | None = None,
+        self, target: Target, out: str | Path | None = None, *, progress: Progress | None = None
     ) -> None:
         """Restore the base, to the bit; PatchError if the target is not the patched base.
 
@@ -222,11 +217,7 @@ class Patch:
 
     @classmethod
     def merge(
-        cls,
-        patches: Sequence[Patch],
-        method: Literal["sum", "mean", "ties"] = "sum",
-        *,
-        base: Source | None = None,
+        cls, patches: Sequence[Patch], method: Method = "sum", *, base: Source | None = None
     ) -> Patch:
         """Merge several patches of one base into one.
 
@@ -240,10 +231,8 @@ class Patch:
             method: as above.
             base: if given, the merged patch stores its hashes, and `verify` works.
         """
-        merged = cls(*merging.merged(patches, method))
-        if base is None:
-            return merged
-        return merged._hashed(merged._base(base), lambda name: None)
+        found = cls(*merged(patches, method))
+        return found if base is None else found._hashed(found._base(base), lambda name: None)
 
     def without(self, *patterns: str) -> Patch:
         """Return the patch without the tensors whose names match one of the patterns."""
@@ -388,19 +377,13 @@ class Patch:
                     del tensors[name]
             return replace(self, tensors=tensors)
 
-        least, most = 0, len(moved)
         if first(0).bytes > limit:
             raise PatchError(
                 f"max_bytes is {limit:,}, but the tensors stored whole and the header alone need"
                 f" {first(0).bytes:,}"
             )
-        while least < most:
-            middle = (least + most + 1) // 2
-            if first(middle).bytes <= limit:
-                least = middle
-            else:
-                most = middle - 1
-        return first(least)
+        counts = range(1, len(moved) + 1)
+        return first(bisect_right(counts, limit, key=lambda count: first(count).bytes))
 
     def _hashed(self, base: Checkpoint, step: Callable[[str], None]) -> Patch:
         """The same patch with the hashes of the base's tensors and of its results."""
@@ -463,8 +446,8 @@ def _write(
     target: Any,
     source: Checkpoint,
     out: str | Path | None,
-    values: overlay.Values,
-    added: Mapping[str, TensorInfo],
+    values: Values,
+    added: Infos,
     removed: Collection[str],
     report: Reading,
 ) -> None:
@@ -483,10 +466,7 @@ def _write(
 
 
 def _write_in_place(
-    target: Any,
-    tensors: Mapping[str, Tensor],
-    values: overlay.Values,
-    added: Mapping[str, TensorInfo],
+    target: Any, tensors: Mapping[str, Tensor], values: Values, added: Infos
 ) -> None:
     done: list[tuple[Tensor, Tensor | None, Tensor]] = []  # tensor, positions, values before
     new: list[str] = []

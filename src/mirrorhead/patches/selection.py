@@ -23,6 +23,7 @@ from mirrorhead.patches.checkpoints import Checkpoint, PatchError, bits, refuse,
 
 #: Called with (bytes done, bytes in all).
 Progress = Callable[[int, int], None]
+Step = Callable[[str], None]  # called with the name of a tensor that was read
 #: Takes the changes of a tensor piece by piece, and gives those to keep.
 Pick = Callable[[str, Iterator["Changes"]], Iterator["Changes"]]
 
@@ -66,11 +67,9 @@ def common_names(
     ]
     both = [name for name in base.infos if name in tuned.infos]
     for name in both:
-        if base.infos[name] != tuned.infos[name]:
-            problems.append(
-                f"{name!r} is {base.infos[name]} in {base.label}, {tuned.infos[name]} in"
-                f" {tuned.label}"
-            )
+        old, new = base.infos[name], tuned.infos[name]
+        if old != new:
+            problems.append(f"{name!r} is {old} in {base.label}, {new} in {tuned.label}")
     refuse("the checkpoints do not fit: ", problems)
     kept: dict[str, set[str]] = {}
     for name in sorted(both, key=lambda name: name in base.aliases or name in tuned.aliases):
@@ -97,11 +96,7 @@ def changes_of(base: Checkpoint, tuned: Checkpoint, name: str) -> Iterator[Chang
 
 
 def find_cut(
-    base: Checkpoint,
-    tuned: Checkpoint,
-    names: Sequence[str],
-    count: int,
-    step: Callable[[str], None],
+    base: Checkpoint, tuned: Checkpoint, names: Sequence[str], count: int, step: Step
 ) -> tuple[int, int]:
     """Where to cut so that exactly the `count` largest changes are kept (or all, if fewer).
 
@@ -127,11 +122,7 @@ def find_cut(
 
 
 def picked_changes(
-    base: Checkpoint,
-    tuned: Checkpoint,
-    names: Sequence[str],
-    pick: Pick,
-    step: Callable[[str], None],
+    base: Checkpoint, tuned: Checkpoint, names: Sequence[str], pick: Pick, step: Step
 ) -> dict[str, Changes]:
     """The changes that `pick` keeps, by tensor."""
     found: dict[str, Changes] = {}
