@@ -13,10 +13,9 @@ import pytest
 
 from data_slices import make_cifar10
 from mirrorhead.lab.training import OptimizerSettings, SweepError, sweep
-from mirrorhead.lab.training.optimizers import build_optimizer
 from mirrorhead.lab.training.presets import preset
 from mirrorhead.lab.training.run_folder import locked_run
-from mirrorhead.lab.training.settings import TrainSettings
+from mirrorhead.lab.training.settings import TrainSettings, build_optimizer
 from mirrorhead.lab.training.sweeps import Trial, Tuned, _best, run_key, run_trial
 
 

@@ -180,8 +180,7 @@ class Margins:
 
             texts: Sequence[str] = [t for t in read_text(self.texts).splitlines() if t.strip()]
         else:
-            from mirrorhead.lab.datasets.reviews import load_imdb
-            from mirrorhead.lab.datasets.splits import imdb_protocol
+            from mirrorhead.lab.datasets.reviews import imdb_protocol, load_imdb
 
             texts = (
                 imdb_protocol(self.data, partial=self.partial).train.texts

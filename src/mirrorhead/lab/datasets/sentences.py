@@ -17,9 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from mirrorhead._files import sha256_of
-from mirrorhead.lab.datasets.reviews import read_text
+from mirrorhead.lab.datasets.reviews import read_text, text_key
 from mirrorhead.lab.datasets.sources import locate
-from mirrorhead.lab.datasets.splits import text_key
 from mirrorhead.lab.runtime.errors import DataError
 
 

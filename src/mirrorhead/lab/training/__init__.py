@@ -10,8 +10,6 @@ from mirrorhead.lab.training.loggers import TensorBoard as TensorBoard
 from mirrorhead.lab.training.loop import complete_run as complete_run
 from mirrorhead.lab.training.loop import evaluate as evaluate
 from mirrorhead.lab.training.loop import train as train
-from mirrorhead.lab.training.optimizers import ProximalSGD as ProximalSGD
-from mirrorhead.lab.training.optimizers import build_optimizer as build_optimizer
 from mirrorhead.lab.training.presets import Preset as Preset
 from mirrorhead.lab.training.presets import load_sets as load_sets
 from mirrorhead.lab.training.presets import preset as preset
@@ -20,6 +18,8 @@ from mirrorhead.lab.training.run_folder import Run as Run
 from mirrorhead.lab.training.run_folder import describe_run as describe_run
 from mirrorhead.lab.training.run_folder import load_run as load_run
 from mirrorhead.lab.training.settings import OptimizerSettings as OptimizerSettings
+from mirrorhead.lab.training.settings import ProximalSGD as ProximalSGD
 from mirrorhead.lab.training.settings import TrainSettings as TrainSettings
+from mirrorhead.lab.training.settings import build_optimizer as build_optimizer
 from mirrorhead.lab.training.sweeps import Tuned as Tuned
 from mirrorhead.lab.training.sweeps import sweep as sweep

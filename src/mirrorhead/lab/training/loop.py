@@ -35,6 +35,7 @@ from mirrorhead.lab.datasets.batches import (
 from mirrorhead.lab.models.attention_maps import evaluating
 from mirrorhead.lab.runtime.errors import Diverged, RunError
 from mirrorhead.lab.runtime.json_files import from_plain, read_json
+from mirrorhead.lab.training import run_folder
 from mirrorhead.lab.training.checkpoints import (
     checkpoints,
     load_checkpoint,
@@ -42,22 +43,10 @@ from mirrorhead.lab.training.checkpoints import (
     save_checkpoint,
 )
 from mirrorhead.lab.training.loggers import Event, JsonLines, Kind, Logger
-from mirrorhead.lab.training.optimizers import build_optimizer
 from mirrorhead.lab.training.presets import Preset, Sets
 from mirrorhead.lab.training.process_group import ProcessGroup, own_device, process_group
-from mirrorhead.lab.training.run_folder import (
-    BEST,
-    RESULT,
-    Outcome,
-    check_run_folder,
-    claim,
-    describe_run,
-    load_best,
-    locked_run,
-    milestone_path,
-    read_outcome,
-)
-from mirrorhead.lab.training.settings import TrainSettings
+from mirrorhead.lab.training.run_folder import Outcome
+from mirrorhead.lab.training.settings import TrainSettings, build_optimizer
 from mirrorhead.optim._sharded import local
 
 TEST = "test.json"
@@ -108,8 +97,10 @@ def train(
         if not len(given):
             raise ValueError(f"{name} must not be empty")
     folder = Path(folder)
-    with process_group() as group, locked_run(folder) if group.is_first else nullcontext():
-        return _Run(model, examples, validation, settings, folder, group, loggers).outcome()
+    with process_group() as group:
+        run = _Run(model, examples, validation, settings, folder, group, loggers)
+        with run_folder.locked_run(folder) if group.is_first else nullcontext():
+            return run.outcome()
 
 
 @dataclass(frozen=True)
@@ -141,35 +132,32 @@ def complete_run(
         group: the processes that train together; one alone if None.
     """
     group, settings = group or ProcessGroup(), chosen.training
-    with locked_run(folder, wait=wait) if group.is_first else nullcontext():
-        if group.is_first and check_run_folder(folder) is None:
-            describe_run(folder, chosen)
+    with run_folder.locked_run(folder, wait=wait) if group.is_first else nullcontext():
+        if group.is_first and run_folder.check_run_folder(folder) is None:
+            run_folder.describe_run(folder, chosen)
         torch.manual_seed(settings.seed)
         model = chosen.build().to(own_device())
         run = _Run(model, sets.train, sets.validation, settings, folder, group, loggers)
         outcome = run.outcome(restore=False)
-        if group.is_first:
-            describe_run(folder, chosen)  # it may be lost; that the run is this one is now certain
-        return outcome, _test_score(chosen, sets, folder, group) if test else None
+        if group.is_first:  # it may be lost; that the run is this one is now certain
+            run_folder.describe_run(folder, chosen)
+        if not test:
+            return outcome, None
+        score = read_score(folder)
+        group.barrier()  # before the first process writes it
+        if score is None:
+            best = chosen.build().to(own_device())  # whole, where the trained one may be sharded
+            run_folder.load_best(folder, best)
+            score = Score(**evaluate(best, sets.test, group=group))
+            if group.is_first:
+                write_json(folder / TEST, dataclasses.asdict(score))
+        return outcome, score
 
 
 def read_score(folder: Path) -> Score | None:
     """Return the score of the best weights on the test set; None if there is none yet."""
     path, remedy = folder / TEST, "Delete it, and the weights are scored again"
     return read_json(path, Score, remedy) if path.exists() else None
-
-
-def _test_score(chosen: Preset, sets: Sets, folder: Path, group: ProcessGroup) -> Score:
-    known = read_score(folder)
-    group.barrier()  # before the first process writes it
-    if known is not None:
-        return known
-    model = chosen.build().to(own_device())  # whole, where the trained one may be sharded
-    load_best(folder, model)
-    found = evaluate(model, sets.test, group=group)
-    if group.is_first:
-        write_json(folder / TEST, found)
-    return Score(**found)
 
 
 @torch.no_grad()
@@ -211,8 +199,8 @@ class _Run:
     def outcome(self, *, restore: bool = True) -> Outcome:
         """Train to the end; without `restore`, a finished run leaves the model as it is."""
         folder, group, settings = self.folder, self.group, self.settings
-        claim(folder, self._about(), write=group.is_first)
-        finished = read_outcome(folder)
+        run_folder.claim(folder, self._about(), write=group.is_first)
+        finished = run_folder.read_outcome(folder)
         if finished is not None and not restore:
             return finished
         wrapped = group.wrap(self.model, settings.parallel)
@@ -227,7 +215,7 @@ class _Run:
                 raise RunError(
                     f"{folder} holds a finished run without its last checkpoint, so that the"
                     " weights after the last epoch are lost. Those of the best epoch are in"
-                    f" {folder / BEST}: use load_run"
+                    f" {folder / run_folder.BEST}: use load_run"
                 )
             return finished
         if group.is_first and self.at.epochs:
@@ -242,7 +230,7 @@ class _Run:
         outcome = Outcome(best + 1, accuracies[best], early, epochs, sha256)
         if group.is_first:
             self._check_best()
-            write_json(folder / RESULT, dataclasses.asdict(outcome))
+            write_json(folder / run_folder.RESULT, dataclasses.asdict(outcome))
         group.barrier()
         return outcome
 
@@ -358,9 +346,9 @@ class _Run:
                 content = save(weights, metadata={"epoch": str(at.epoch)})
                 if keep:
                     at.best_sha256 = sha256_of(content)
-                    write_atomically(self.folder / BEST, content)
+                    write_atomically(self.folder / run_folder.BEST, content)
                 for share in passed:
-                    write_atomically(milestone_path(self.folder, share), content)
+                    write_atomically(run_folder.milestone_path(self.folder, share), content)
         return record
 
     def _save(self) -> None:
@@ -374,7 +362,7 @@ class _Run:
         A kill after they were written and before the checkpoint leaves those of the epoch that is
         about to be done again, `redone`.
         """
-        path, wanted = self.folder / BEST, self.at.best_sha256
+        path, wanted = self.folder / run_folder.BEST, self.at.best_sha256
         try:
             content = path.read_bytes()
             if not wanted or sha256_of(content) == wanted:

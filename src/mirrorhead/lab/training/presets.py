@@ -17,7 +17,7 @@ from torch import nn
 from mirrorhead.lab.datasets.batches import Examples
 from mirrorhead.lab.datasets.cifar10 import Pictures, load_cifar10
 from mirrorhead.lab.datasets.encoded import encode, load_tokenizer
-from mirrorhead.lab.datasets.splits import imdb_protocol
+from mirrorhead.lab.datasets.reviews import imdb_protocol
 from mirrorhead.lab.models import TextClassifier, TextSettings, ViT, ViTSettings
 from mirrorhead.lab.training.settings import (
     OPTIMIZERS,

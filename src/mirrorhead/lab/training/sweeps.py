@@ -27,14 +27,9 @@ from mirrorhead.lab.datasets.sources import data_root
 from mirrorhead.lab.runtime.errors import Diverged, SweepError
 from mirrorhead.lab.runtime.fingerprints import digest
 from mirrorhead.lab.runtime.jobs import Backend, Failure, Work, interrupts, local
+from mirrorhead.lab.training import run_folder
 from mirrorhead.lab.training.loop import ARITHMETIC, complete_run, read_score
 from mirrorhead.lab.training.presets import Preset, Sets, load_sets, preset
-from mirrorhead.lab.training.run_folder import (
-    check_run_folder,
-    data_matches,
-    locked_run,
-    read_outcome,
-)
 from mirrorhead.lab.training.settings import OptimizerSettings, TrainSettings
 
 Candidates = Mapping[str, Sequence[OptimizerSettings]]
@@ -295,7 +290,7 @@ def run_trial(trial: Trial) -> dict[str, Any]:
     folder, chosen = trial.folder, trial.chosen
     with _ONE_AT_A_TIME:
         sets, prints = _trial_sets(chosen, trial.data, trial.partial)
-        with locked_run(folder, wait=True):  # another process may be at it
+        with run_folder.locked_run(folder, wait=True):  # another process may be at it
             found = find_trial(prints, trial)
         if found is None:
             try:
@@ -313,14 +308,14 @@ def find_trial(prints: tuple[str, str], trial: Trial) -> dict[str, Any] | None:
     # A listing asks a network file system again, where a test for one name may be answered from
     # its cache.
     there = set(os.listdir(folder)) if folder.is_dir() else set[str]()
-    settings = check_run_folder(folder)
-    if settings is None or not data_matches(settings, prints):
+    settings = run_folder.check_run_folder(folder)
+    if settings is None or not run_folder.data_matches(settings, prints):
         return None
     training = chosen.training
     record = {"run": folder.name, "seed": training.seed, **dataclasses.asdict(training.optimizer)}
     if DIVERGED in there:
         return {**record, "diverged": True}
-    outcome = read_outcome(folder)
+    outcome = run_folder.read_outcome(folder)
     score = read_score(folder) if trial.test else None
     if outcome is None or "preset.json" not in there or (trial.test and score is None):
         return None
