@@ -93,20 +93,15 @@ def fingerprint(examples: Examples) -> str:
     if lengths is not None:
         content += np.asarray(lengths).tobytes()
     found = f"{len(examples)} examples, {sha256_of(content)[:16]}"
-    inputs = _inputs(examples)
-    return found if inputs is None else f"{found}; inputs {inputs[:16]}"
-
-
-def _inputs(examples: Examples) -> str | None:
     if isinstance(examples, Encoded | Pictures):
         whole = examples.ids if isinstance(examples, Encoded) else examples.pixels
-        return sha256_of(np.ascontiguousarray(whole).data)
+        return f"{found}; inputs {sha256_of(np.ascontiguousarray(whole).data)[:16]}"
     count = min(len(examples), SAMPLE)
     chosen = np.unique(np.linspace(0, len(examples) - 1, count).round().astype(np.int64))
     parts = _cut(chosen, 64)
     with torch.random.fork_rng(devices=()):  # reading must not move the run's random numbers
         same = _read(examples, parts[:1]) == _read(examples, parts[:1])
-        return _read(examples, parts) if same else None
+        return f"{found}; inputs {_read(examples, parts)[:16]}" if same else found
 
 
 def _read(examples: Examples, parts: list[np.ndarray]) -> str:

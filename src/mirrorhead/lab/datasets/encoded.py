@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mirrorhead._files import new_folder, sha256_of, write_json
 from mirrorhead.lab.datasets.reviews import Texts, check_content, read_text
-from mirrorhead.lab.datasets.sources import cache_root, locate, published_sha256
+from mirrorhead.lab.datasets.sources import Folder, cache_root, locate, published_sha256
 from mirrorhead.lab.runtime.errors import DataError
 
 if TYPE_CHECKING:
@@ -29,11 +29,7 @@ CHUNK = 1_000
 
 
 def load_tokenizer(
-    folder: str | Path | None = None,
-    *,
-    max_length: int = 512,
-    download: bool = False,
-    partial: bool = False,
+    folder: Folder = None, *, max_length: int = 512, download: bool = False, partial: bool = False
 ) -> Tokenizer:
     """Return the uncased tokenizer of BERT, from bert-uncased/vocab.txt; [PAD] is 0.
 
@@ -137,20 +133,16 @@ def encode(texts: Texts, tokenizer: Tokenizer, cache: str | Path | None = None) 
         raise ValueError(f"tokenizer must have {PAD} as number 0")
     if not len(texts):
         raise ValueError("texts must not be empty")
-    key = _key(texts, tokenizer)
+    # The name of the folder changes with everything that changes the result.
+    about = f"mirrorhead {FORMAT}\n{tokenizer.to_str()}\n".encode()
+    contents = (text.encode() for text in texts.texts)
+    parts = (part for text in contents for part in (len(text).to_bytes(8, "little"), text))
+    key = sha256_of(about, texts.labels.astype("<i8").tobytes(), *parts)[:32]
     folder = (cache_root() / "encoded" if cache is None else Path(cache)) / key
     if not folder.is_dir():
         with new_folder(folder) as fresh:
             _write(texts, tokenizer, key, fresh)
     return _open(folder, key)
-
-
-def _key(texts: Texts, tokenizer: Tokenizer) -> str:
-    """Return a name that changes with everything that changes the result."""
-    about = f"mirrorhead {FORMAT}\n{tokenizer.to_str()}\n".encode()
-    contents = (text.encode() for text in texts.texts)
-    parts = (part for text in contents for part in (len(text).to_bytes(8, "little"), text))
-    return sha256_of(about, texts.labels.astype("<i8").tobytes(), *parts)[:32]
 
 
 def _write(texts: Texts, tokenizer: Tokenizer, key: str, folder: Path) -> None:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 
 from filelock import FileLock
 from platformdirs import user_cache_path
@@ -24,7 +24,9 @@ from mirrorhead._files import new_folder, sync
 from mirrorhead.lab.runtime.errors import DataError
 from mirrorhead.lab.runtime.progress import ProgressBars
 
+Folder: TypeAlias = "str | Path | None"  # of all data sets; None: see `data_root`
 CHUNK = 1 << 18
+TIMEOUT = 30.0  # seconds without an answer
 #: No data set here is larger than this when unpacked.
 MOST_BYTES = 4 << 30
 
@@ -137,12 +139,7 @@ def locate(name: str, folder: str | Path | None = None, *, download: bool = Fals
 
 
 def download(name: str, folder: str | Path | None = None) -> Path:
-    """Download a data set, unless it is there.
-
-    Args:
-        name: "imdb", "cifar10", "eraser", "cad", "sentences" or "bert".
-        folder: of all data sets; see `data_root`.
-    """
+    """Download "imdb", "cifar10", "eraser", "cad", "sentences" or "bert", unless it is there."""
     return locate(name, folder, download=True)
 
 
@@ -173,14 +170,7 @@ def fetch_source(source: Source, root: Path, *, pause: float = 1.0) -> Path:
 
 
 def fetch(
-    url: str,
-    path: Path,
-    *,
-    size: int,
-    sha256: str,
-    attempts: int = 5,
-    timeout: float = 30.0,
-    pause: float = 1.0,
+    url: str, path: Path, *, size: int, sha256: str, attempts: int = 5, pause: float = 1.0
 ) -> Path:
     """Download `url` to `path`, and check its size and SHA-256 before it gets its name.
 
@@ -194,8 +184,7 @@ def fetch(
         return path
     with part.open("ab+") as file:
         with ProgressBars({path.name: size}, "bytes") as bars:
-            moved = partial(bars.advance, path.name)
-            _complete(url, file, size, attempts, timeout, pause, moved)
+            _complete(url, file, size, attempts, pause, partial(bars.advance, path.name))
         digest = hashlib.sha256()
         file.seek(0)
         while chunk := file.read(CHUNK):
@@ -257,13 +246,7 @@ def _parts(member: tarfile.TarInfo) -> tuple[str, ...]:
 
 
 def _complete(
-    url: str,
-    file: BinaryIO,
-    size: int,
-    attempts: int,
-    timeout: float,
-    pause: float,
-    moved: Callable[[int], None],
+    url: str, file: BinaryIO, size: int, attempts: int, pause: float, moved: Callable[[int], None]
 ) -> None:
     """Append to `file` until it has `size` bytes."""
     failures = 0
@@ -274,7 +257,7 @@ def _complete(
     while have < size:
         before, problem = have, "the connection ended early"
         try:
-            _request(url, file, have, size, timeout, moved)
+            _request(url, file, have, size, moved)
         except urllib.error.HTTPError as error:
             problem = f"the server says {error.code} {error.reason}"
             if error.code in (401, 403, 404, 410):
@@ -295,14 +278,12 @@ def _complete(
             time.sleep(pause * 2**failures)
 
 
-def _request(
-    url: str, file: BinaryIO, have: int, size: int, timeout: float, moved: Callable[[int], None]
-) -> None:
+def _request(url: str, file: BinaryIO, have: int, size: int, moved: Callable[[int], None]) -> None:
     """Ask once for what is missing, and append what comes."""
     request = urllib.request.Request(url, headers={"User-Agent": "mirrorhead"})
     if have:
         request.add_header("Range", f"bytes={have}-")
-    with urllib.request.urlopen(request, timeout=timeout) as answer:
+    with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
         sent = answer.headers.get("Content-Range", "")
         resumed = answer.status == 206 and sent.startswith(f"bytes {have}-")
         if have and not resumed:  # a server that sends all of it again

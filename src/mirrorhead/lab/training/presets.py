@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 from torch import nn
@@ -18,6 +17,7 @@ from mirrorhead.lab.datasets.batches import Examples
 from mirrorhead.lab.datasets.cifar10 import Pictures, load_cifar10
 from mirrorhead.lab.datasets.encoded import encode, load_tokenizer
 from mirrorhead.lab.datasets.reviews import imdb_protocol
+from mirrorhead.lab.datasets.sources import Folder
 from mirrorhead.lab.models import TextClassifier, TextSettings, ViT, ViTSettings
 from mirrorhead.lab.training.settings import (
     OPTIMIZERS,
@@ -126,19 +126,11 @@ def preset(name: str, optimizer: OptimizerSettings | None = None, p: float = 1.1
 
 
 def load_sets(
-    chosen: Preset,
-    folder: str | Path | None = None,
-    *,
-    download: bool = False,
-    partial: bool = False,
+    chosen: Preset, folder: Folder = None, *, download: bool = False, partial: bool = False
 ) -> Sets:
     """Load the data of a preset: IMDb by `imdb_protocol`, or CIFAR-10 with 5,000 for validation.
 
-    Args:
-        chosen: the preset.
-        folder: of all data sets, or $MIRRORHEAD_DATA.
-        download: fetch what is not there.
-        partial: accept slices of the sets.
+    Other arguments are those of `load_imdb`.
     """
     how = {"download": download, "partial": partial}
     if chosen.data == "imdb":

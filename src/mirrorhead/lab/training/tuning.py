@@ -95,7 +95,7 @@ class TuneSets:
 
 @dataclass
 class TuneResult:
-    """What a run gives: the mean loss of each epoch, and validation accuracy after it."""
+    """The mean loss of each epoch, and validation accuracy after it."""
 
     losses: list[float] = field(default_factory=list)
     validation: list[float] = field(default_factory=list)
