@@ -7,7 +7,7 @@ import json
 import shutil
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,10 +29,16 @@ from mirrorhead.patches.file_format import TensorPatch
 #: Weights in other formats, which would be stale beside the copy.
 _OTHER_WEIGHTS = {".bin", ".gguf", ".h5", ".msgpack", ".onnx", ".ot", ".pt", ".pth", ".safetensors"}
 
-Values = Mapping[str, tuple[Tensor | None, Tensor]]  # name -> positions (None: all), values
-Infos = Mapping[str, TensorInfo]
 Patches = Mapping[str, TensorPatch]
 Step = Callable[[int], None]  # called with a number of bytes that are done
+
+
+class Edit(NamedTuple):
+    """What to change in a checkpoint."""
+
+    values: Mapping[str, tuple[Tensor | None, Tensor]]  # name -> positions (None: all), values
+    added: Mapping[str, TensorInfo]  # new tensors, whose content is in `values`
+    removed: Collection[str]
 
 
 def overlaid(start: int, piece: Tensor, index: Tensor | None, values: Tensor) -> Tensor:
@@ -146,20 +152,9 @@ def _holds(target: Checkpoint, name: str, patch: TensorPatch) -> bool:
     return True
 
 
-def rewrite(
-    source: FileCheckpoint,
-    path: Path,
-    out: Path,
-    values: Values,
-    added: Infos,
-    removed: Collection[str],
-    step: Step,
-) -> None:
-    """Write a copy of the checkpoint at `path` to `out`; it is whole or not there.
-
-    `values` replace numbers of the source's tensors, and are the content of those that are
-    `added`, which go into the last file.
-    """
+def rewrite(source: FileCheckpoint, path: Path, out: Path, edit: Edit, step: Step) -> None:
+    """Write a copy of the checkpoint at `path` to `out`; it is whole or not there."""
+    values, added, removed = edit
     others = _others(path) if path.is_dir() else []
     needed = sum(info.bytes for info in [*source.infos.values(), *added.values()])
     check_room(out.parent, needed + sum(file.stat().st_size for file in others))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +31,7 @@ from mirrorhead.patches.checkpoints import (
 )
 from mirrorhead.patches.file_format import TensorPatch, decode, encode
 from mirrorhead.patches.merging import Method, merged
-from mirrorhead.patches.overlay import Infos, Values
+from mirrorhead.patches.overlay import Edit
 from mirrorhead.patches.selection import Changes, Progress, Reading, matches
 
 _NO_HASH = "0" * 64
@@ -181,7 +181,7 @@ class Patch:
                 raise PatchError(f"{source.label} has a tensor {name!r}, which the patch adds")
         values = {name: (patch.index, patch.values) for name, patch in tensors.items()}
         new = {name: patch.info for name, patch in tensors.items() if patch.added}
-        _write(target, source, out, values, new, (), report)
+        _write(target, source, out, Edit(values, new, ()), report)
 
     def revert(
         self, target: Target, out: str | Path | None = None, *, progress: Progress | None = None
@@ -197,7 +197,7 @@ class Patch:
             tensors = old
         overlay.check_revertible(source, tensors, report.add)
         values = {name: (patch.index, patch.before()) for name, patch in old.items()}
-        _write(target, source, out, values, {}, tensors.keys() - old.keys(), report)
+        _write(target, source, out, Edit(values, {}, tensors.keys() - old.keys()), report)
 
     def verify(self, target: Source, *, progress: Progress | None = None) -> None:
         """Check that each tensor that the patch touches has the bits that the patch gives."""
@@ -442,32 +442,21 @@ def _check_memory(model: nn.Module, state: MemoryCheckpoint, names: Iterable[str
             )
 
 
-def _write(
-    target: Any,
-    source: Checkpoint,
-    out: str | Path | None,
-    values: Values,
-    added: Infos,
-    removed: Collection[str],
-    report: Reading,
-) -> None:
-    """Write values into a copy of files, or into memory: all, or none if anything fails."""
+def _write(target: Any, source: Checkpoint, out: Any, edit: Edit, report: Reading) -> None:
+    """Change a copy of files, or tensors in memory: all, or none if anything fails."""
     if isinstance(source, FileCheckpoint):
-        assert out is not None
-        path = Path(str(target))
-        overlay.rewrite(source, path, Path(out), values, added, removed, report.add)
+        overlay.rewrite(source, Path(target), Path(out), edit, report.add)
     else:
         assert isinstance(source, MemoryCheckpoint)
-        _write_in_place(target, source.tensors, values, added)
+        _write_in_place(target, source.tensors, edit)
         if isinstance(target, MutableMapping):
-            for name in removed:
+            for name in edit.removed:
                 target.pop(name, None)
     report.finish()
 
 
-def _write_in_place(
-    target: Any, tensors: Mapping[str, Tensor], values: Values, added: Infos
-) -> None:
+def _write_in_place(target: Any, tensors: Mapping[str, Tensor], edit: Edit) -> None:
+    values = edit.values
     done: list[tuple[Tensor, Tensor | None, Tensor]] = []  # tensor, positions, values before
     new: list[str] = []
     try:
@@ -477,7 +466,7 @@ def _write_in_place(
                 _put(tensors[name], index, after)
             else:
                 new.append(name)
-                target[name] = after.reshape(added[name].shape).clone()
+                target[name] = after.reshape(edit.added[name].shape).clone()
         # Where tensors overlap in memory, what was written first may be overwritten.
         users = Counter(_memory_of(tensor) for tensor, _, _ in done)
         for name in values.keys() & tensors.keys():

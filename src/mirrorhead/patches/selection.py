@@ -103,20 +103,20 @@ def find_cut(
     A change is kept if its float32 bits are above the first number that is returned. Of those
     equal to it, as many are kept as the second number says.
     """
-    upper = torch.zeros(1 << 15, dtype=torch.int64)  # the sign bit of a float32 is 0 here
-    for name in names:
-        for piece in changes_of(base, tuned, name):
-            upper += torch.bincount(_key(piece) >> 16, minlength=1 << 15)
-        step(name)
+
+    def histogram(bins: int, part: Callable[[Tensor], Tensor]) -> Tensor:
+        total = torch.zeros(bins, dtype=torch.int64)
+        for name in names:
+            for piece in changes_of(base, tuned, name):
+                total += torch.bincount(part(_key(piece)), minlength=bins)
+            step(name)
+        return total
+
+    upper = histogram(1 << 15, lambda key: key >> 16)  # the sign bit of a float32 is 0 here
     if count >= int(upper.sum()):
         return -1, 0
     high, above = _crossing(upper, count)
-    lower = torch.zeros(1 << 16, dtype=torch.int64)
-    for name in names:
-        for piece in changes_of(base, tuned, name):
-            key = _key(piece)
-            lower += torch.bincount(key[key >> 16 == high] & 0xFFFF, minlength=1 << 16)
-        step(name)
+    lower = histogram(1 << 16, lambda key: key[key >> 16 == high] & 0xFFFF)
     low, inside = _crossing(lower, count - above)
     return (high << 16) + low, count - above - inside
 
