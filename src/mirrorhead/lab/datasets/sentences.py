@@ -43,7 +43,7 @@ class LabelledTexts:
 
 @dataclass(frozen=True, eq=False)
 class Sentences:
-    """A text classification task: its classes and three sets of texts."""
+    """A task: its classes and three sets of texts."""
 
     name: str
     classes: tuple[str, ...]
@@ -105,9 +105,8 @@ def load_own_sentences(path: Path) -> Sentences:
         content = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
-    rows = (_json_rows if path.suffix == ".jsonl" else _csv_rows)(path, content)
     texts, labels = [], []
-    for number, row in rows:
+    for number, row in (_json_rows if path.suffix == ".jsonl" else _csv_rows)(path, content):
         text, label = row.get("text"), row.get("label")
         label = "" if label is None else str(label).strip()
         if not isinstance(text, str) or not text.strip() or not label:
@@ -117,12 +116,11 @@ def load_own_sentences(path: Path) -> Sentences:
         texts.append(text)
         labels.append(label)
     classes = tuple(sorted(set(labels)))
-    if len(classes) < 2:
-        raise DataError(f"{path} has {len(classes)} classes; at least 2 are needed")
-    if len(classes) > max(2, len(texts) // 2):
-        raise DataError(
-            f"{path} has {len(classes):,} classes for {len(texts):,} texts; labels must repeat"
-        )
+    count, has = len(classes), f"{path} has {len(classes):,} classes"
+    if count < 2:
+        raise DataError(f"{has}; at least 2 are needed")
+    if count > max(2, len(texts) // 2):
+        raise DataError(f"{has} for {len(texts):,} texts; labels must repeat")
     numbers = np.array([classes.index(label) for label in labels], dtype=np.int64)
     found = LabelledTexts(tuple(texts), numbers)
     return _split(path.stem, classes, found, key=_any_language)

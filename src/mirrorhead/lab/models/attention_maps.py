@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -52,7 +52,7 @@ def attention_maps(
         model: of a compiled one, give the original.
         layers: which to keep, from 0; all of them if None. Others are not computed.
 
-    >>> from mirrorhead.lab.models.text import TextClassifier, TextSettings
+    >>> from mirrorhead.lab.models.paper import TextClassifier, TextSettings
     >>> model = TextClassifier(TextSettings(vocabulary=9, dim=8, hidden=16, layers=2, heads=2))
     >>> first, last = attention_maps(model, torch.tensor([[2, 5, 6, 3]]))
     >>> first.shape, last.shape
@@ -89,7 +89,7 @@ def all_rows(model: nn.Module) -> Iterator[None]:
 
     Models of Hugging Face always have all rows, and are left as they are.
 
-    >>> from mirrorhead.lab.models.text import TextClassifier, TextSettings
+    >>> from mirrorhead.lab.models.paper import TextClassifier, TextSettings
     >>> model = TextClassifier(TextSettings(vocabulary=9, dim=8, hidden=16, layers=1, heads=2))
     >>> with all_rows(model):
     ...     attention_maps(model, torch.tensor([[2, 5, 6, 3]]))[0].shape
@@ -185,7 +185,7 @@ def read_heads(
             model is causal, else "first".
         named: what the model is called with, instead of `ids`.
 
-    >>> from mirrorhead.lab.models.text import TextClassifier, TextSettings
+    >>> from mirrorhead.lab.models.paper import TextClassifier, TextSettings
     >>> model = TextClassifier(TextSettings(vocabulary=9, dim=8, hidden=16, layers=2, heads=2))
     >>> ids = torch.tensor([[2, 5, 6, 3], [2, 7, 3, 0]])
     >>> first, last = read_heads(model, ids, ids != 0)
@@ -199,7 +199,15 @@ def read_heads(
             " maps for queries and keys (query and key, q_lin and k_lin, q_proj and k_proj,"
             " or c_attn)"
         )
-    with _inputs_of([module for module, _ in owners]) as inputs, all_rows(model):
+    inputs: list[Tensor] = []  # of each module of attention, as it is called
+
+    def remember(module: nn.Module, args: Any, kwargs: Any) -> None:
+        given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        inputs.append(given[0].detach())
+
+    with ExitStack() as hooks, all_rows(model):
+        for module, _ in owners:
+            hooks.enter_context(module.register_forward_pre_hook(remember, with_kwargs=True))
         try:
             maps = attention_maps(model, **named) if named else attention_maps(model, ids)
         except ValueError as error:
@@ -266,20 +274,3 @@ def _projections(module: nn.Module) -> tuple[Tensor, Tensor | None, Tensor] | No
         return None
     query, key, _ = fused.weight.detach().mT.chunk(3)
     return query, fused.bias.detach().chunk(3)[0], key
-
-
-@contextmanager
-def _inputs_of(modules: list[nn.Module]) -> Iterator[list[Tensor]]:
-    """Within the block, the list gets the first input of each module as it is called."""
-    found: list[Tensor] = []
-
-    def remember(module: nn.Module, args: Any, kwargs: Any) -> None:
-        given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
-        found.append(given[0].detach())
-
-    handles = [m.register_forward_pre_hook(remember, with_kwargs=True) for m in modules]
-    try:
-        yield found
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -102,10 +102,8 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: Optimizer) -> dict[
     try:
         _load_optimizer(model, optimizer, tensors, state.optimizer)
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise RunError(
-            f"{path} does not fit this optimizer ({error!r})."
-            " Delete it to resume from an earlier checkpoint"
-        ) from error
+        remedy = "Delete it to resume from an earlier checkpoint"
+        raise RunError(f"{path} does not fit this optimizer ({error!r}). {remedy}") from error
     return state.run
 
 
@@ -199,8 +197,8 @@ def _whole(tensor: Tensor) -> Tensor:
 def _like(saved: Tensor, tensor: Tensor) -> Tensor:
     """Return the whole tensor `saved` on the device of `tensor`, sharded in the same way."""
     saved = saved.to(tensor.device)
-    if is_sharded(tensor):
-        from torch.distributed.tensor import distribute_tensor
+    if not is_sharded(tensor):
+        return saved
+    from torch.distributed.tensor import distribute_tensor
 
-        return distribute_tensor(saved, tensor.device_mesh, tensor.placements)
-    return saved
+    return distribute_tensor(saved, tensor.device_mesh, tensor.placements)

@@ -131,8 +131,8 @@ def claim(folder: Path, about: dict[str, Any], *, write: bool) -> None:
     Leftovers of a killed process are removed, once the folder is known to be this run's.
     """
     there = check_run_folder(folder)
-    for key, value in about.items() if there is not None else ():
-        old = there.get(key)
+    for key, value in about.items():
+        old = value if there is None else there.get(key)
         if old != value and not (key in DATA and _same_data(old, value)):
             raise RunError(
                 f"{folder} holds a run with other settings: {key} is {old!r} there,"
