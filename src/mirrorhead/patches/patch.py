@@ -124,7 +124,7 @@ class Patch:
             pick = selection.above(*selection.find_cut(old, new, sparse, most, step))
         found = selection.picked_changes(old, new, sparse, pick, step)
         tensors = {
-            name: TensorPatch(old.infos[name], c.index, c.after, c.before, _NO_HASH, _NO_HASH)
+            name: TensorPatch(old.infos[name], c.places, c.after, c.before, _NO_HASH, _NO_HASH)
             for name, c in found.items()
         }
         others = [name for name in both if name not in set(sparse)]
@@ -366,7 +366,7 @@ class Patch:
         moved = torch.cat([torch.zeros(0).double(), *(found[name].moved for name in names)])
         rank = torch.empty(len(moved), dtype=torch.int64)
         rank[moved.argsort(descending=True, stable=True)] = torch.arange(len(moved))
-        ranks = dict(zip(names, rank.split([len(found[n].index) for n in names]), strict=True))
+        ranks = dict(zip(names, rank.split([len(found[n].places) for n in names]), strict=True))
 
         def first(count: int) -> Patch:
             tensors = dict(self.tensors)
@@ -412,7 +412,7 @@ def _whole_tensors(
 ) -> dict[str, TensorPatch]:
     found = {}
     for name in names:
-        if any(len(change.index) for change in selection.changes_of(base, tuned, name)):
+        if any(len(change.places) for change in selection.changes_of(base, tuned, name)):
             before, after = base.read(name), tuned.read(name)
             found[name] = TensorPatch(base.infos[name], None, after, before, _NO_HASH, _NO_HASH)
     for name in added:

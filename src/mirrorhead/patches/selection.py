@@ -31,7 +31,7 @@ Pick = Callable[[str, Iterator["Changes"]], Iterator["Changes"]]
 class Changes(NamedTuple):
     """Some weights of one tensor: where they are, before, after, and how far they moved."""
 
-    index: Tensor  # (count,), int64, ascending
+    places: Tensor  # (count,), int64, ascending
     before: Tensor  # (count,)
     after: Tensor  # (count,)
     moved: Tensor  # (count,), float64
@@ -127,7 +127,7 @@ def picked_changes(
     """The changes that `pick` keeps, by tensor."""
     found: dict[str, Changes] = {}
     for name in names:
-        kept = [p for p in pick(name, changes_of(base, tuned, name)) if len(p.index)]
+        kept = [p for p in pick(name, changes_of(base, tuned, name)) if len(p.places)]
         if kept:
             found[name] = Changes(*map(torch.cat, zip(*kept, strict=True)))
         step(name)
@@ -162,7 +162,7 @@ def drawn(share: float, seed: int) -> Pick:
         # A tensor's draw depends on its name alone, so that other tensors do not change it.
         generator = torch.Generator().manual_seed((seed + zlib.crc32(name.encode())) % 2**63)
         for piece in pieces:
-            mask = torch.rand(len(piece.index), generator=generator, dtype=torch.float64) < share
+            mask = torch.rand(len(piece.places), generator=generator, dtype=torch.float64) < share
             some = piece.where(mask)
             before = some.before.double()
             after = (before + (some.after.double() - before) / share).to(some.after.dtype)

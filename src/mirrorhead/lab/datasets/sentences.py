@@ -95,8 +95,8 @@ def load_sentences(
     train = read(task.train)
     if not partial and len(train) != task.count:
         raise DataError(f"{root / task.train}: found {len(train):,} texts, expected {task.count:,}")
-    others = (None if file is None else read(file) for file in (task.validation, task.test))
-    return _split(name, task.classes, train, *others)
+    validation, test = (None if f is None else read(f) for f in (task.validation, task.test))
+    return _split(name, task.classes, train, validation, test)
 
 
 def load_own_sentences(path: Path) -> Sentences:

@@ -209,7 +209,8 @@ def read_heads(
         for module, _ in owners:
             hooks.enter_context(module.register_forward_pre_hook(remember, with_kwargs=True))
         try:
-            maps = attention_maps(model, **named) if named else attention_maps(model, ids)
+            given: Any = named
+            maps = attention_maps(model, **given) if given else attention_maps(model, ids)
         except ValueError as error:
             raise UserError(f"{type(model).__name__}: {error}") from error
     if len(maps) != len(owners) or len(inputs) != len(owners):

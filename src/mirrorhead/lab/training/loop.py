@@ -298,8 +298,8 @@ class _Run:
         torch.manual_seed(_mix(settings.seed, step, self.group.rank))
         self.optimizer.zero_grad()
         lengths = _lengths(self.examples)
-        whole = lengths is None or self.device.type != "cpu"
-        parts = [batch] if whole else pieces(batch, lengths, TOKENS_AT_ONCE)
+        on_cpu = self.device.type == "cpu"
+        parts = [batch] if lengths is None or not on_cpu else pieces(batch, lengths, TOKENS_AT_ONCE)
         sums = torch.stack([self._backward(part, len(batch)) for part in parts])
         if settings.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip)

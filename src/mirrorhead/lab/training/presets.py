@@ -175,7 +175,7 @@ def parse_candidate(text: str) -> tuple[str, tuple[OptimizerSettings, ...]]:
 
 def _parsed(text: str) -> tuple[OptimizerSettings, ...]:
     first, *words = text.split() or [""]
-    name = next((name for name in OPTIMIZERS if name == first), None)
+    name: OptimizerName | None = dict(zip(OPTIMIZERS, OPTIMIZERS, strict=True)).get(first)  # pyright: ignore
     if name is None:
         raise ValueError(f"it must begin with one of {', '.join(OPTIMIZERS)}")
     given: dict[str, Any] = {}
