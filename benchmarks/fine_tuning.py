@@ -39,7 +39,7 @@ from torch.optim import AdamW, Optimizer
 
 from mirrorhead import MirrorAdam
 from mirrorhead.lab.datasets import LabelledTexts, Sentences, load_imdb
-from mirrorhead.lab.datasets.splits import without
+from mirrorhead.lab.datasets.reviews import without
 from mirrorhead.lab.evaluation.attention_reading import normalized_entropy
 from mirrorhead.lab.models import attention_maps
 from mirrorhead.lab.models.pretrained import PretrainedClassifier, accuracy, default_encoder

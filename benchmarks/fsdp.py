@@ -25,7 +25,7 @@ from torch import Tensor
 
 from mirrorhead import MirrorAdam
 from mirrorhead.lab.datasets import load_imdb
-from mirrorhead.lab.datasets.tokenizer import load_tokenizer
+from mirrorhead.lab.datasets.encoded import load_tokenizer
 from mirrorhead.lab.training.process_group import process_group
 from mirrorhead.optim._sharded import local
 

@@ -39,11 +39,11 @@ from torch.optim import Optimizer
 from mirrorhead import MirrorDescent
 from mirrorhead.lab.datasets import encode, load_imdb, load_tokenizer
 from mirrorhead.lab.datasets.batches import POOL, even_batches, pieces
-from mirrorhead.lab.datasets.texts import Texts
+from mirrorhead.lab.datasets.reviews import Texts
 from mirrorhead.lab.models import TextClassifier, TextSettings
 from mirrorhead.lab.training import build_optimizer, preset
-from mirrorhead.lab.training.comparisons import COMPARISONS
 from mirrorhead.lab.training.loop import TOKENS_AT_ONCE
+from mirrorhead.lab.training.presets import COMPARISONS
 
 P, LR = 1.1, 1e-4
 PARTS = ("batch", "encoding", "laptop")

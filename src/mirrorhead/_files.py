@@ -51,7 +51,7 @@ def new_file(path: Path, *, replace: bool = False) -> Iterator[IO[bytes]]:
                 os.replace(name, path)
             else:
                 os.link(name, path)  # a rename would replace an existing file
-            sync_folder(path.parent)
+            sync(path.parent)
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name)
@@ -70,12 +70,6 @@ def new_folder(path: Path, *, durable: bool = False) -> Iterator[Path]:
     If another process has made a folder of that name meanwhile, theirs stays and ours is removed.
     With `durable`, the files are on the disk before the folder has its name, so that a power cut
     cannot leave empty files under it.
-
-    >>> with tempfile.TemporaryDirectory() as here:
-    ...     with new_folder(Path(here) / "results") as folder:
-    ...         _ = (folder / "a.txt").write_text("whole")
-    ...     (Path(here) / "results" / "a.txt").read_text()
-    'whole'
     """
     with _error_names(path):
         _make_folder(path.parent)
@@ -83,14 +77,14 @@ def new_folder(path: Path, *, durable: bool = False) -> Iterator[Path]:
         try:
             yield temporary
             temporary.chmod(0o777 & ~_umask())  # mkdtemp's folder is for its owner alone
-            if durable:
-                _sync_files(temporary)
+            for inner in (*temporary.rglob("*"), temporary) if durable else ():
+                sync(inner)
             try:
                 temporary.rename(path)
             except OSError:
                 if not path.is_dir():
                     raise
-            sync_folder(path.parent)
+            sync(path.parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
@@ -112,13 +106,10 @@ def is_temporary(name: str) -> bool:
 
 
 def remove_leftovers(folder: Path, final_name: str) -> None:
-    """Remove temporary files and folders that a killed process left in `folder`.
+    """Remove temporaries of a killed process in `folder` whose final name would match a pattern.
 
     Call it only on a folder that belongs to this process: a temporary file there may otherwise be
     one that another process is writing.
-
-    Args:
-        final_name: a pattern; only temporaries whose final name would match it are removed.
     """
     for path in folder.glob(f"{_PREFIX}*"):
         match = _TEMPORARY.fullmatch(path.name)
@@ -142,11 +133,11 @@ def sha256_of(*parts: bytes | memoryview) -> str:
     return digest.hexdigest()
 
 
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder survive a power cut, where the system can."""
-    # The new name is on the disk only when the folder is; Windows cannot open one.
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Make a file, or the names in a folder, survive a power cut, where the system can."""
+    # A new name is on the disk only when the folder is; Windows cannot open one.
+    if os.name == "posix" or path.is_file():
+        descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:
@@ -166,26 +157,13 @@ def _error_names(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno is None or (error.filename and not _of_temporary(error.filename)):
+        parts = Path(error.filename).parts if isinstance(error.filename, str) else ()
+        if error.errno is None or (error.filename and not any(map(is_temporary, parts))):
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error
-
-
-def _of_temporary(filename: str | bytes | int) -> bool:
-    return isinstance(filename, str) and any(map(is_temporary, Path(filename).parts))
 
 
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
-
-
-def _sync_files(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-        else:
-            sync_folder(path)
-    sync_folder(folder)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from mirrorhead.lab.evaluation import language_results
-from mirrorhead.lab.training.comparisons import COMPARISONS
+from mirrorhead.lab.training.presets import COMPARISONS
 
 DRAWN = 0.001  # the standard deviation of what scatters
 

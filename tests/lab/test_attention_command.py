@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Locator, Page
 
 from data_slices import VOCABULARY, make_bert
 from mirrorhead.lab.cli.main import main
-from mirrorhead.lab.datasets.tokenizer import wordpiece
+from mirrorhead.lab.datasets.encoded import wordpiece
 from mirrorhead.lab.evaluation.attention_reading import read_attention
 from mirrorhead.lab.models import attention_maps
 from mirrorhead.lab.report.page import render_attention

@@ -9,7 +9,12 @@ import torch
 from torch import Tensor
 
 from mirrorhead.lab.models import SelfAttention
-from mirrorhead.lab.models.dropout import attention_keeping, dropped_attention, kept, levels_dropped
+from mirrorhead.lab.models.self_attention import (
+    attention_keeping,
+    dropped_attention,
+    kept,
+    levels_dropped,
+)
 
 B, HEADS, T, D = 3, 2, 7, 5
 

@@ -40,7 +40,7 @@ from mirrorhead.lab.datasets import (
     validation_split,
     without,
 )
-from mirrorhead.lab.datasets.tokenizer import wordpiece
+from mirrorhead.lab.datasets.encoded import wordpiece
 
 
 def texts_of(*texts: str) -> Texts:

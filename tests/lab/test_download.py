@@ -14,9 +14,16 @@ import pytest
 
 from data_slices import FileServer, make_imdb, serving, tar_of
 from mirrorhead.lab.datasets import DataError, sources
-from mirrorhead.lab.datasets.imdb import load_imdb
-from mirrorhead.lab.datasets.sources import SOURCES, Source, data_root, fetch_source, locate
-from mirrorhead.lab.datasets.transfer import extract, fetch
+from mirrorhead.lab.datasets.reviews import load_imdb
+from mirrorhead.lab.datasets.sources import (
+    SOURCES,
+    Source,
+    data_root,
+    extract,
+    fetch,
+    fetch_source,
+    locate,
+)
 
 CONTENT = np.random.default_rng(0).bytes(600_000)
 
@@ -128,7 +135,7 @@ def test_after_a_failure_the_next_in_line_starts_afresh(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_killed_download_goes_on(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from mirrorhead.lab.datasets.transfer import fetch;"
+        "import sys; from pathlib import Path; from mirrorhead.lab.datasets.sources import fetch;"
         "fetch(sys.argv[1], Path(sys.argv[2]), size=int(sys.argv[3]), sha256='', pause=60)"
     )
     with serving(FileServer(CONTENT)) as server:
@@ -181,7 +188,7 @@ def test_a_bad_archive_leaves_nothing(tmp_path: Path, content: bytes, says: str)
 
 
 def test_an_archive_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mirrorhead.lab.datasets.transfer.MOST_BYTES", 1000)
+    monkeypatch.setattr("mirrorhead.lab.datasets.sources.MOST_BYTES", 1000)
     archive = tmp_path / "a.tar.gz"
     archive.write_bytes(tar_of({"top/a": b"0" * 2000}))
     with pytest.raises(DataError, match="over 1,000 bytes"):

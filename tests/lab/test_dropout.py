@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mirrorhead.lab.models.dropout import Dropout, dropout, kept
+from mirrorhead.lab.models.self_attention import Dropout, dropout, kept
 
 
 @given(share=st.floats(0, 0.999), shape=st.lists(st.integers(0, 7), max_size=3))

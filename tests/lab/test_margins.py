@@ -25,7 +25,7 @@ from mirrorhead.lab.evaluation.head_margins import (
     measure_heads,
 )
 from mirrorhead.lab.models import TextClassifier, TextSettings, all_rows, attention_maps
-from mirrorhead.lab.models.key_query import LayerHeads, read_heads
+from mirrorhead.lab.models.attention_maps import LayerHeads, read_heads
 from mirrorhead.lab.report.real_data.margins import findings, margins_part
 from mirrorhead.lab.runtime.errors import UserError
 from mirrorhead.lab.training.run_folder import milestone_path

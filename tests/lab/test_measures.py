@@ -36,8 +36,8 @@ from mirrorhead.lab.training import (
     preset,
     sweep,
 )
+from mirrorhead.lab.training.loop import complete_run
 from mirrorhead.lab.training.run_folder import milestone_path
-from mirrorhead.lab.training.runs import complete_run
 from run_cases import make_slices, make_text_run, make_vit_run
 
 TEXT_PARTS = ["test", "weights", "pruned", "entropy", "eraser", "cad"]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from data_slices import VOCABULARY, make_cad, make_eraser, needs_real_data
 from mirrorhead.lab.datasets import Pairs, Rationales, Texts, load_cad, load_eraser, load_tokenizer
-from mirrorhead.lab.datasets.tokenizer import wordpiece
+from mirrorhead.lab.datasets.encoded import wordpiece
 from mirrorhead.lab.evaluation import average_precision, rollout, token_f1
 from mirrorhead.lab.evaluation.rationales import (
     _windows,

@@ -28,8 +28,8 @@ from mirrorhead.lab.datasets import (
     load_tokenizer,
     without,
 )
+from mirrorhead.lab.datasets.reviews import text_key
 from mirrorhead.lab.datasets.sources import locate
-from mirrorhead.lab.datasets.splits import text_key
 from mirrorhead.lab.models import TextClassifier, TextSettings, attention_maps
 from mirrorhead.lab.training import OptimizerSettings, TrainSettings, train
 

@@ -20,7 +20,7 @@ from data_slices import VOCABULARY, make_cifar10
 from mirrorhead._files import remove_leftovers, write_atomically
 from mirrorhead.lab.cli.main import main
 from mirrorhead.lab.datasets import DataError, Texts, encode, fingerprint, load_tokenizer
-from mirrorhead.lab.datasets.tokenizer import wordpiece
+from mirrorhead.lab.datasets.encoded import wordpiece
 from mirrorhead.lab.training import RunError, TrainSettings, load_run, train
 from mirrorhead.lab.training.checkpoints import checkpoints
 from mirrorhead.lab.training.loggers import JsonLines

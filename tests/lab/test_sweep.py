@@ -13,12 +13,10 @@ import pytest
 
 from data_slices import make_cifar10
 from mirrorhead.lab.training import OptimizerSettings, SweepError, sweep
-from mirrorhead.lab.training.optimizers import build_optimizer
 from mirrorhead.lab.training.presets import preset
 from mirrorhead.lab.training.run_folder import locked_run
-from mirrorhead.lab.training.settings import TrainSettings
-from mirrorhead.lab.training.sweeps import Tuned, _best
-from mirrorhead.lab.training.trials import Trial, run_key, run_trial
+from mirrorhead.lab.training.settings import TrainSettings, build_optimizer
+from mirrorhead.lab.training.sweeps import Trial, Tuned, _best, run_key, run_trial
 
 
 def rates(name: str, *lrs: float, **options: Any) -> list[OptimizerSettings]:

@@ -16,7 +16,7 @@ from data_slices import make_cifar10
 from mirrorhead.lab.cli.main import main
 from mirrorhead.lab.runtime.jobs import dask, slurm
 from mirrorhead.lab.training import SweepError, sweep
-from mirrorhead.lab.training.comparisons import parse_candidate
+from mirrorhead.lab.training.presets import parse_candidate
 from test_experiments_cluster import PATHS, cluster, wait_for
 
 LINE = ["--candidate", "sgd lr=0.01,0.1", "--candidate", "adamw weight_decay=0.1 lr=1e-3,1e-4"]

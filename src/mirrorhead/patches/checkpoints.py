@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeAlias
@@ -38,10 +39,18 @@ PIECE_BYTES = 1 << 24
 INDEX_FILE = "model.safetensors.index.json"
 
 Source: TypeAlias = "nn.Module | Mapping[str, Tensor] | str | Path"
+Target: TypeAlias = "nn.Module | MutableMapping[str, Tensor] | str | Path"
 
 
 class PatchError(ValueError):
     """A checkpoint or patch that cannot be used; nothing was changed."""
+
+
+def refuse(start: str, problems: Sequence[str]) -> None:
+    """Raise a PatchError that names the first three problems and counts the rest, if any."""
+    if problems:
+        rest = f"; and {len(problems) - 3:,} more" if len(problems) > 3 else ""
+        raise PatchError(start + "; ".join(problems[:3]) + rest)
 
 
 @dataclass(frozen=True)
@@ -53,10 +62,7 @@ class TensorInfo:
 
     @property
     def size(self) -> int:
-        size = 1
-        for length in self.shape:
-            size *= length
-        return size
+        return math.prod(self.shape)
 
     @property
     def bytes(self) -> int:
@@ -71,18 +77,12 @@ class TensorInfo:
 
 
 class Checkpoint:
-    """Named tensors that can be read in pieces.
-
-    Attributes:
-        label: how messages name the checkpoint.
-        infos: name -> `TensorInfo`, in the order of names.
-        aliases: names of tensors that share their memory with another (tied weights) -> the first
-            name of that memory.
-    """
+    """Named tensors that can be read in pieces."""
 
     def __init__(self, label: str, infos: dict[str, TensorInfo], aliases: dict[str, str]) -> None:
-        self.label = label
+        self.label = label  # how messages name the checkpoint
         self.infos = dict(sorted(infos.items()))
+        # Names of tensors that share their memory with another (tied weights) -> the first name.
         self.aliases = aliases
 
     def tied(self, name: str) -> set[str]:
@@ -93,7 +93,7 @@ class Checkpoint:
     def same(self, name: str, other: str) -> bool:
         """Whether two names stand for one memory, or for the same bits."""
         return other in self.tied(name) or (
-            self.infos[name] == self.infos[other] and digest(self, name) == digest(self, other)
+            self.infos[name] == self.infos[other] and self.digest(name) == self.digest(other)
         )
 
     def pieces(self, name: str) -> Iterator[tuple[int, Tensor]]:
@@ -105,12 +105,20 @@ class Checkpoint:
         nothing = torch.zeros(0, dtype=DTYPES[self.infos[name].dtype])
         return torch.cat([nothing, *(piece for _, piece in self.pieces(name))])
 
+    def digest(self, name: str) -> str:
+        """SHA-256 of the tensor's bytes."""
+        sha = hashlib.sha256()
+        for _, piece in self.pieces(name):
+            sha.update(raw(piece))
+        return sha.hexdigest()
+
 
 class MemoryCheckpoint(Checkpoint):
     """A model or a state dict."""
 
     def __init__(self, tensors: Mapping[str, Tensor], label: str) -> None:
         self.tensors: dict[str, Tensor] = {}
+        infos: dict[str, TensorInfo] = {}
         aliases: dict[str, str] = {}
         first: dict[Any, str] = {}
         for name, tensor in tensors.items():
@@ -120,10 +128,7 @@ class MemoryCheckpoint(Checkpoint):
             known = first.setdefault(place if tensor.numel() else name, name)
             if known != name:
                 aliases[name] = known
-        infos = {
-            name: TensorInfo(NAMES[tensor.dtype], tuple(tensor.shape))
-            for name, tensor in self.tensors.items()
-        }
+            infos[name] = TensorInfo(NAMES[tensor.dtype], tuple(tensor.shape))
         super().__init__(label, infos, aliases)
 
     def pieces(self, name: str) -> Iterator[tuple[int, Tensor]]:
@@ -138,10 +143,12 @@ class FileCheckpoint(Checkpoint):
 
     def __init__(self, files: list[Path], label: str) -> None:
         self.files = files
+        self.metadata: dict[Path, dict[str, str]] = {}
         self._places: dict[str, tuple[Path, int]] = {}  # name -> file, offset of its first byte
         infos: dict[str, TensorInfo] = {}
         for file in files:
-            for name, (info, offset) in read_header(file).items():
+            tensors, self.metadata[file] = read_header(file)
+            for name, (info, offset) in tensors.items():
                 if name in infos:
                     raise PatchError(f"{label}: tensor {name!r} is in more than one file")
                 infos[name] = info
@@ -158,21 +165,17 @@ class FileCheckpoint(Checkpoint):
         dtype = DTYPES[info.dtype]
         path, offset = self._places[name]
         length = PIECE_BYTES // dtype.itemsize
-        with path.open("rb", buffering=0) as file:
+        with path.open("rb") as file:
             file.seek(offset)
             for start in range(0, info.size, length):
                 piece = torch.empty(min(length, info.size - start), dtype=dtype)
-                _read_into(file, piece, path)
+                if file.readinto(raw(piece)) < piece.nbytes:
+                    raise PatchError(f"{path} ends too early")
                 yield start, piece
 
 
 def open_checkpoint(source: Source, argument: str) -> Checkpoint:
-    """Open a model, state dict, safetensors file or Hugging Face folder for reading.
-
-    Args:
-        source: what to open.
-        argument: how messages name it, such as "base".
-    """
+    """Open a checkpoint for reading; messages name it by `argument`, such as "base"."""
     if isinstance(source, nn.Module):
         return MemoryCheckpoint(source.state_dict(keep_vars=False), argument)
     if isinstance(source, Mapping):
@@ -192,25 +195,26 @@ def checkpoint_files(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise PatchError(f"{path} does not exist")
-    if (path / INDEX_FILE).is_file():
-        try:
-            names = set(json.loads((path / INDEX_FILE).read_text("utf-8"))["weight_map"].values())
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise PatchError(f"{path / INDEX_FILE} cannot be read: {error}") from error
-        for name in names:
-            # A name with a folder in it could lead out of the checkpoint.
-            if not isinstance(name, str) or Path(name).name != name:
-                raise PatchError(f"{path / INDEX_FILE} names {name!r}, which is not a file name")
-            if not (path / name).is_file():
-                raise PatchError(f"{path / name} is missing; {INDEX_FILE} names it")
-        return sorted(path / name for name in names)
-    if (path / "model.safetensors").is_file():
-        return [path / "model.safetensors"]
-    raise PatchError(f"{path} has neither model.safetensors nor {INDEX_FILE}")
+    index, single = path / INDEX_FILE, path / "model.safetensors"
+    if not index.is_file() and not single.is_file():
+        raise PatchError(f"{path} has neither {single.name} nor {INDEX_FILE}")
+    if not index.is_file():
+        return [single]
+    try:
+        names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise PatchError(f"{index} cannot be read: {error}") from error
+    for name in names:
+        # A name with a folder in it could lead out of the checkpoint.
+        if not isinstance(name, str) or Path(name).name != name:
+            raise PatchError(f"{index} names {name!r}, which is not a file name")
+        if not (path / name).is_file():
+            raise PatchError(f"{path / name} is missing; {INDEX_FILE} names it")
+    return sorted(path / name for name in names)
 
 
-def read_header(path: Path) -> dict[str, tuple[TensorInfo, int]]:
-    """Each tensor's dtype and shape, and where its bytes start in the file."""
+def read_header(path: Path) -> tuple[dict[str, tuple[TensorInfo, int]], dict[str, str]]:
+    """Each tensor's dtype and shape and where its bytes start in the file; the metadata."""
     try:
         # safetensors checks the header against the file's length, overlaps and its own limits.
         with safe_open(path, framework="pt"):
@@ -220,26 +224,14 @@ def read_header(path: Path) -> dict[str, tuple[TensorInfo, int]]:
             header = json.loads(file.read(length))
     except (SafetensorError, OSError, ValueError) as error:
         raise PatchError(f"{path} cannot be read as a safetensors file: {error}") from error
+    metadata = header.pop("__metadata__", None) or {}
     found = {}
     for name, entry in header.items():
-        if name == "__metadata__":
-            continue
         if entry["dtype"] not in DTYPES:
             raise PatchError(f"{path}: tensor {name!r} has dtype {entry['dtype']}: not supported")
         info = TensorInfo(entry["dtype"], tuple(entry["shape"]))
         found[name] = info, 8 + length + entry["data_offsets"][0]
-    return found
-
-
-def read_metadata(path: Path) -> dict[str, str]:
-    """The metadata of a safetensors file whose header `read_header` has accepted."""
-    with safe_open(path, framework="pt") as file:
-        return dict(file.metadata() or {})
-
-
-def memory_of(tensor: Tensor) -> tuple[torch.device, int]:
-    """Which memory a tensor, or the tensor that it is a view of, lies in."""
-    return tensor.device, tensor.untyped_storage().data_ptr()
+    return found, metadata
 
 
 def bits(tensor: Tensor) -> Tensor:
@@ -258,25 +250,15 @@ def raw(tensor: Tensor) -> memoryview:
     return tensor.contiguous().view(torch.uint8).numpy().data
 
 
-def digest(checkpoint: Checkpoint, name: str) -> str:
-    """SHA-256 of a tensor's bytes."""
-    sha = hashlib.sha256()
-    for _, piece in checkpoint.pieces(name):
-        sha.update(raw(piece))
-    return sha.hexdigest()
-
-
 def write_header(file: IO[bytes], infos: dict[str, TensorInfo], metadata: dict[str, str]) -> None:
     """Write the header of a safetensors file whose tensors will follow in the order of `infos`."""
     header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     offset = 0
     for name, info in infos.items():
-        header[name] = {
-            "dtype": info.dtype,
-            "shape": list(info.shape),
-            "data_offsets": [offset, offset + info.bytes],
-        }
-        offset += info.bytes
+        end = offset + info.bytes
+        place = {"shape": list(info.shape), "data_offsets": [offset, end]}
+        header[name] = {"dtype": info.dtype, **place}
+        offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # safetensors aligns the data to 8 bytes
     file.write(len(text).to_bytes(8, "little") + text)
@@ -284,9 +266,7 @@ def write_header(file: IO[bytes], infos: dict[str, TensorInfo], metadata: dict[s
 
 def check_room(folder: Path, needed: int) -> None:
     """Refuse before anything is written if the disk has no room for `needed` bytes."""
-    place = folder
-    while not place.exists():
-        place = place.parent
+    place = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(place).free
     if free < needed:
         raise PatchError(f"{folder}: {needed:,} bytes are needed, {free:,} are free on the disk")
@@ -304,12 +284,3 @@ def _check_tensor(name: Any, tensor: Any, label: str) -> None:
         )
     if tensor.dtype not in NAMES:
         raise PatchError(f"{label}: tensor {name!r} has dtype {tensor.dtype}: not supported")
-
-
-def _read_into(file: Any, piece: Tensor, path: Path) -> None:
-    view = piece.view(torch.uint8).numpy().data
-    while len(view):
-        got = file.readinto(view)
-        if not got:
-            raise PatchError(f"{path} ends too early")
-        view = view[got:]

@@ -15,9 +15,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from mirrorhead._files import new_folder, write_atomically, write_json
-from mirrorhead.patches.checkpoints import PatchError
+from mirrorhead.patches.checkpoints import PatchError, refuse
 from mirrorhead.patches.file_format import TensorPatch
-from mirrorhead.patches.selection import few
 
 _SUFFIX = ".weight"
 
@@ -51,29 +50,25 @@ def write_shira(tensors: Mapping[str, TensorPatch], folder: Path) -> None:
         for name, patch in tensors.items()
         if patch.index is None or len(patch.info.shape) != 2 or not name.endswith(_SUFFIX)
     ]
-    if problems or not tensors:
-        start = "SHiRA holds changes of linear layers' weights only: "
-        raise PatchError(few(start, problems or ["the patch is empty"]))
+    problems += [] if tensors else ["the patch is empty"]
+    refuse("SHiRA holds changes of linear layers' weights only: ", problems)
     rank = max(math.ceil(len(p.values) / sum(p.info.shape)) for p in tensors.values())
+    stored = {}
     for name, patch in tensors.items():
+        assert patch.index is not None
         count = rank * sum(patch.info.shape)
         if count > patch.info.size:
             raise PatchError(
                 f"the patch is too dense for SHiRA: r = {rank} is needed, and {name!r} of shape"
                 f" {list(patch.info.shape)} has no room for {count:,} changes"
             )
-    stored = {}
-    for name, patch in tensors.items():
-        assert patch.index is not None
-        count = rank * sum(patch.info.shape)
         weight = torch.zeros(count)
         weight[: len(patch.values)] = _change(name, patch).float()
         places = torch.zeros(2, count, dtype=torch.int32)  # the rest adds 0 to weight (0, 0)
         where = torch.stack(torch.unravel_index(patch.index, patch.info.shape))
         places[:, : len(patch.values)] = where.int()
         layer = f"base_model.model.{name.removesuffix(_SUFFIX)}"
-        stored[f"{layer}.shira_weight"] = weight
-        stored[f"{layer}.shira_indices"] = places
+        stored |= {f"{layer}.shira_weight": weight, f"{layer}.shira_indices": places}
     config = {
         "peft_type": "SHIRA",
         "r": rank,
@@ -91,8 +86,7 @@ def write_shira(tensors: Mapping[str, TensorPatch], folder: Path) -> None:
 def _change(name: str, patch: TensorPatch) -> Tensor:
     if patch.added:
         return patch.values.clone()
-    if patch.originals is None:
-        raise PatchError("the patch was saved without the base's values; use with_originals(base)")
+    change = patch.values.double() - patch.before().double()
     if not patch.info.floating:
         raise PatchError(f"tensor {name!r} is {patch.info.dtype}: differences need floating point")
-    return (patch.values.double() - patch.originals.double()).to(patch.values.dtype)
+    return change.to(patch.values.dtype)

@@ -20,14 +20,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from mirrorhead.patches.checkpoints import (
-    DTYPES,
-    FileCheckpoint,
-    PatchError,
-    TensorInfo,
-    read_metadata,
-    wide,
-)
+from mirrorhead.patches.checkpoints import DTYPES, FileCheckpoint, PatchError, TensorInfo, wide
 
 KEY = "mirrorhead.patch"
 VERSION = 1
@@ -36,30 +29,29 @@ _PIECE = 1 << 16  # bytes of the index that are decoded at a time
 
 @dataclass(frozen=True, eq=False)
 class TensorPatch:
-    """What a patch does to one tensor.
-
-    Attributes:
-        info: dtype and shape of the tensor.
-        index: (count,), int64, ascending positions in the flat tensor; None: all of them.
-        values: (count,), what stands there after `apply`.
-        originals: (count,), what stands there in the base; None if that is not known.
-        base: SHA-256 of the base's tensor; None if the base has no such tensor.
-        result: SHA-256 of the patched tensor; None if that is not known.
-        tied: other names of the same tensor. A checkpoint may have one of them, or a copy for each.
-    """
+    """What a patch does to one tensor."""
 
     info: TensorInfo
-    index: Tensor | None
-    values: Tensor
-    originals: Tensor | None
-    base: str | None
-    result: str | None
+    index: Tensor | None  # (count,), int64, ascending positions in the flat tensor; None: all
+    values: Tensor  # (count,), what stands there after `apply`
+    originals: Tensor | None  # (count,), what stands there in the base; None if not known
+    base: str | None  # SHA-256 of the base's tensor; None if the base has no such tensor
+    result: str | None  # SHA-256 of the patched tensor; None if not known
+    #: Other names of the same tensor. A checkpoint may have one of them, or a copy for each.
     tied: tuple[str, ...] = ()
 
     @property
     def added(self) -> bool:
         """Whether the base has no such tensor."""
         return self.base is None
+
+    def before(self) -> Tensor:
+        """`originals`, which must be known."""
+        if self.originals is None:
+            raise PatchError(
+                "the patch was saved without the base's values; use with_originals(base)"
+            )
+        return self.originals
 
 
 def encode(tensors: dict[str, TensorPatch], weights: int, originals: bool) -> bytes:
@@ -96,7 +88,7 @@ def decode(path: Path) -> tuple[dict[str, TensorPatch], int]:
     """
     file = FileCheckpoint([path], str(path))
     try:
-        content = json.loads(read_metadata(path)[KEY])
+        content = json.loads(file.metadata[path][KEY])
     except KeyError:
         raise PatchError(f"{path} is not a patch: its metadata has no {KEY!r}") from None
     except (ValueError, RecursionError) as error:
@@ -116,14 +108,16 @@ class _Malformed(Exception):
 
 
 def _decoded(file: FileCheckpoint, content: Any) -> dict[str, TensorPatch]:
-    left = {name: _whole(file, name) for name in file.infos}  # what has not been taken yet
-    if "index" not in left:
+    if "index" not in file.infos:
         raise _Malformed("it has no tensor 'index'")
-    for name, data in left.items():
+    for name, info in file.infos.items():
         kind, _, dtype = name.partition(".")
-        expected = DTYPES.get(dtype) if kind in ("values", "originals") else torch.uint8
-        if data.dtype != expected or (kind not in ("values", "originals", "index")):
+        expected = dtype if kind in ("values", "originals") else "U8"
+        if info.dtype != expected or kind not in ("values", "originals", "index"):
             raise _Malformed(f"tensor {name!r} does not belong there")
+        if len(info.shape) != 1:
+            raise _Malformed(f"tensor {name!r} has shape {list(info.shape)}, not one axis")
+    left = {name: file.read(name) for name in file.infos}  # what has not been taken yet
     gaps = decode_gaps(left.pop("index").numpy())
     reversible = any(name.startswith("originals.") for name in left)
     tensors: dict[str, TensorPatch] = {}
@@ -226,12 +220,6 @@ def _take(left: dict[str, Tensor], name: str, count: int) -> Tensor:
         raise _Malformed(f"tensor {name!r} holds fewer than the {count:,} numbers that it needs")
     taken, left[name] = left[name][:count], left[name][count:]
     return taken
-
-
-def _whole(file: FileCheckpoint, name: str) -> Tensor:
-    if len(file.infos[name].shape) != 1:
-        raise _Malformed(f"tensor {name!r} has shape {list(file.infos[name].shape)}, not one axis")
-    return file.read(name)
 
 
 def _natural(value: Any, what: str) -> int:

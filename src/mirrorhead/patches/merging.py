@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -15,7 +15,8 @@ from mirrorhead.patches.file_format import TensorPatch
 if TYPE_CHECKING:
     from mirrorhead.patches.patch import Patch
 
-METHODS = ("sum", "mean", "ties")
+Method = Literal["sum", "mean", "ties"]
+METHODS: tuple[Method, ...] = get_args(Method)
 
 
 def merged(patches: Sequence[Patch], method: str) -> tuple[dict[str, TensorPatch], int]:
@@ -27,7 +28,7 @@ def merged(patches: Sequence[Patch], method: str) -> tuple[dict[str, TensorPatch
     if len({patch.weights for patch in patches}) > 1:
         sizes = ", ".join(f"{patch.weights:,}" for patch in patches)
         raise PatchError(f"the patches are of different bases: of {sizes} weights")
-    tensors: dict[str, TensorPatch] = {}
+    tensors = {}
     for name in sorted({name for patch in patches for name in patch.tensors}):
         parts = [patch.tensors[name] for patch in patches if name in patch.tensors]
         _check(name, parts)
@@ -53,15 +54,10 @@ def _check(name: str, parts: Sequence[TensorPatch]) -> None:
                 f"tensor {name!r} is new in several patches, with different values; leave it out"
                 f' with patch.without("{name}") and keep one for each task'
             )
-        if not part.added and part.originals is None:
-            raise PatchError(
-                "a patch was saved without the base's values; use with_originals(base)"
-            )
 
 
 def _merged_tensor(name: str, parts: Sequence[TensorPatch], method: str, count: int) -> TensorPatch:
     size = parts[0].info.size
-    whole = any(part.index is None for part in parts)
     indices = [torch.arange(size) if part.index is None else part.index for part in parts]
     index = torch.cat(indices).unique()  # ascending
     places = [torch.searchsorted(index, own) for own in indices]
@@ -71,10 +67,10 @@ def _merged_tensor(name: str, parts: Sequence[TensorPatch], method: str, count: 
     changes = torch.zeros(len(parts), len(index), dtype=torch.float64)
     present = torch.zeros(len(index), dtype=torch.int64)
     for row, (part, place) in enumerate(zip(parts, places, strict=True)):
-        assert part.originals is not None
-        moved = bits(part.values) != bits(part.originals)
-        originals[place], exact[place[moved]] = part.originals, part.values[moved]
-        changes[row, place] = part.values.double() - part.originals.double()
+        before = part.before()
+        moved = bits(part.values) != bits(before)
+        originals[place], exact[place[moved]] = before, part.values[moved]
+        changes[row, place] = part.values.double() - before.double()
         present[place] += moved
     change = _change(changes, method, count)
     values = (originals.double() + change).to(dtype)
@@ -85,7 +81,7 @@ def _merged_tensor(name: str, parts: Sequence[TensorPatch], method: str, count: 
     if bool((values.double().isfinite() < originals.double().isfinite()).any()):
         raise PatchError(f"the changes of tensor {name!r} add up to more than {dtype} can hold")
     first = replace(parts[0], result=None)
-    if whole:
+    if any(part.index is None for part in parts):
         return replace(first, index=None, values=values, originals=originals)
     # A change that rounds to the base's own bits is none.
     keep = bits(values) != bits(originals)

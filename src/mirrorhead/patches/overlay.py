@@ -1,17 +1,44 @@
-"""A tensor as it would be with a patch's values in it, hashed piece by piece; the checks on it."""
+"""A checkpoint with a patch's values laid over it, piece by piece: the checks, a copy on disk."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+import json
+import shutil
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import IO, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mirrorhead._files import sha256_of
-from mirrorhead.patches.checkpoints import Checkpoint, PatchError, bits, raw
+from mirrorhead._files import new_file, new_folder, sha256_of, write_json
+from mirrorhead.patches.checkpoints import (
+    INDEX_FILE,
+    Checkpoint,
+    FileCheckpoint,
+    TensorInfo,
+    bits,
+    check_room,
+    raw,
+    refuse,
+    write_header,
+)
 from mirrorhead.patches.file_format import TensorPatch
-from mirrorhead.patches.selection import few
+
+#: Weights in other formats, which would be stale beside the copy.
+_OTHER_WEIGHTS = {".bin", ".gguf", ".h5", ".msgpack", ".onnx", ".ot", ".pt", ".pth", ".safetensors"}
+
+Patches = Mapping[str, TensorPatch]
+Step = Callable[[int], None]  # called with a number of bytes that are done
+
+
+class Edit(NamedTuple):
+    """What to change in a checkpoint."""
+
+    values: Mapping[str, tuple[Tensor | None, Tensor]]  # name -> positions (None: all), values
+    added: Mapping[str, TensorInfo]  # new tensors, whose content is in `values`
+    removed: Collection[str]
 
 
 def overlaid(start: int, piece: Tensor, index: Tensor | None, values: Tensor) -> Tensor:
@@ -35,20 +62,16 @@ def _span(start: int, piece: Tensor, index: Tensor | None) -> slice:
     return slice(*(ends if index is None else torch.searchsorted(index, ends)).tolist())
 
 
-def digests(
-    checkpoint: Checkpoint, name: str, index: Tensor | None, values: Tensor
-) -> tuple[str, str]:
+def digests(source: Checkpoint, name: str, index: Tensor | None, values: Tensor) -> tuple[str, str]:
     """SHA-256 of a tensor as it is, and with the values in it."""
     plain, changed = hashlib.sha256(), hashlib.sha256()
-    for start, piece in checkpoint.pieces(name):
+    for start, piece in source.pieces(name):
         plain.update(raw(piece))
         changed.update(raw(overlaid(start, piece, index, values)))
     return plain.hexdigest(), changed.hexdigest()
 
 
-def by_target_name(
-    target: Checkpoint, tensors: Mapping[str, TensorPatch]
-) -> dict[str, TensorPatch]:
+def by_target_name(target: Checkpoint, tensors: Patches) -> dict[str, TensorPatch]:
     """The tensors by the names that the target has for them.
 
     Where the target has a copy for each of several tied names, all of them get the patch. Where
@@ -62,9 +85,7 @@ def by_target_name(
     return dict(sorted(found.items()))
 
 
-def check_applicable(
-    target: Checkpoint, tensors: Mapping[str, TensorPatch], step: Callable[[int], None]
-) -> None:
+def check_applicable(target: Checkpoint, tensors: Patches, step: Step) -> None:
     """Raise PatchError unless every tensor is the base's, to the bit."""
     _check_shapes(target, tensors)
     problems = []
@@ -81,36 +102,26 @@ def check_applicable(
         elif found != patch.base:
             problems.append(f"{name!r} differs from the base that the patch was made for")
         step(target.infos[name].bytes)
-    if problems:
-        raise PatchError(few(f"the patch does not apply to {target.label}: ", problems))
+    refuse(f"the patch does not apply to {target.label}: ", problems)
 
 
-def check_revertible(
-    target: Checkpoint, tensors: Mapping[str, TensorPatch], step: Callable[[int], None]
-) -> None:
+def check_revertible(target: Checkpoint, tensors: Patches, step: Step) -> None:
     """Raise PatchError unless putting the originals back gives the base, to the bit."""
     _check_shapes(target, tensors)
     problems = []
     for name, patch in tensors.items():
         if name not in target.infos:  # a new tensor, which is gone already
             continue
-        if patch.originals is None and not patch.added:
-            raise PatchError(
-                "the patch was saved without the base's values; use with_originals(base)"
-            )
+        before = None if patch.added else patch.before()
         if not _holds(target, name, patch):
             problems.append(f"{name!r} does not hold the patch's values")
-        elif (
-            patch.originals is not None
-            and digests(target, name, patch.index, patch.originals)[1] != patch.base
-        ):
+        elif before is not None and digests(target, name, patch.index, before)[1] != patch.base:
             problems.append(f"{name!r} was changed after it was patched, or has another base")
         step(target.infos[name].bytes)
-    if problems:
-        raise PatchError(few(f"the patch cannot be reverted on {target.label}: ", problems))
+    refuse(f"the patch cannot be reverted on {target.label}: ", problems)
 
 
-def _check_shapes(target: Checkpoint, tensors: Mapping[str, TensorPatch]) -> None:
+def _check_shapes(target: Checkpoint, tensors: Patches) -> None:
     problems = []
     for name, patch in tensors.items():
         if name not in target.infos:
@@ -121,15 +132,15 @@ def _check_shapes(target: Checkpoint, tensors: Mapping[str, TensorPatch]) -> Non
     for name, first in target.aliases.items():
         if name in tensors and first in tensors and not _equal(tensors[name], tensors[first]):
             problems.append(f"{name!r} and {first!r} are one tensor there, two in the patch")
-    if problems:
-        raise PatchError(few(f"the patch does not fit {target.label}: ", problems))
+    refuse(f"the patch does not fit {target.label}: ", problems)
 
 
 def _equal(one: TensorPatch, other: TensorPatch) -> bool:
     """Whether two patches of tensors write the same values to the same places."""
-    if (one.index is None) != (other.index is None) or len(one.values) != len(other.values):
-        return False
-    places = one.index is None or other.index is None or torch.equal(one.index, other.index)
+    if one.index is None or other.index is None:
+        places = one.index is other.index
+    else:
+        places = torch.equal(one.index, other.index)
     return places and torch.equal(bits(one.values), bits(other.values))
 
 
@@ -139,3 +150,68 @@ def _holds(target: Checkpoint, name: str, patch: TensorPatch) -> bool:
         if not torch.equal(bits(picked(start, piece, patch.index)), bits(wanted)):
             return False
     return True
+
+
+def rewrite(source: FileCheckpoint, path: Path, out: Path, edit: Edit, step: Step) -> None:
+    """Write a copy of the checkpoint at `path` to `out`; it is whole or not there."""
+    values, added, removed = edit
+    others = _others(path) if path.is_dir() else []
+    needed = sum(info.bytes for info in [*source.infos.values(), *added.values()])
+    check_room(out.parent, needed + sum(file.stat().st_size for file in others))
+    last = source.files[-1]
+
+    def write(part: Path, file: IO[bytes]) -> None:
+        names = [name for name in source.names_in(part) if name not in removed]
+        new = {n: info for n, info in added.items() if part == last and n not in names}
+        infos = {name: source.infos[name] for name in names} | new
+        write_header(file, infos, source.metadata[part])
+        for name in names:
+            for start, piece in source.pieces(name):
+                if name in values:
+                    piece = overlaid(start, piece, *values[name])
+                file.write(raw(piece))
+            if name in values:
+                step(source.infos[name].bytes)
+        for name in new:
+            file.write(raw(values[name][1]))
+
+    if path.is_file():
+        with new_file(out) as file:
+            write(last, file)
+        return
+    with new_folder(out, durable=True) as folder:
+        for file in others:
+            place = folder / file.relative_to(path)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, place)
+        for part in source.files:
+            with (folder / part.name).open("wb") as file:
+                write(part, file)
+        if (path / INDEX_FILE).is_file():
+            index = json.loads((path / INDEX_FILE).read_text("utf-8"))
+            places = index["weight_map"] | dict.fromkeys(added, last.name)
+            index["weight_map"] = {n: file for n, file in places.items() if n not in removed}
+            kept = {n: info for n, info in {**source.infos, **added}.items() if n not in removed}
+            metadata = index["metadata"] if isinstance(index.get("metadata"), dict) else {}
+            index["metadata"] = {**metadata, "total_size": sum(i.bytes for i in kept.values())}
+            write_json(folder / INDEX_FILE, index)
+
+
+def _others(path: Path) -> list[Path]:
+    """What is not weights of the model: configuration, tokenizer, model card.
+
+    The modules of a sentence-transformers model have folders with weights of their own.
+    """
+    try:
+        entries = json.loads((path / "modules.json").read_text("utf-8"))
+        modules = {path / entry["path"] for entry in entries if entry["path"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        modules = set[Path]()
+    return [
+        file
+        for file in sorted(path.rglob("*"))
+        if file.is_file()
+        and file.name != INDEX_FILE
+        and not any(part.startswith(".") for part in file.relative_to(path).parts[:-1])  # .git
+        and (file.suffix not in _OTHER_WEIGHTS or not modules.isdisjoint(file.parents))
+    ]

@@ -3,52 +3,36 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mirrorhead._checks import check_seed
-from mirrorhead._files import write_atomically
-from mirrorhead.patches import merging, rewriting
+from mirrorhead._files import sha256_of, write_atomically
+from mirrorhead.patches import export, overlay, selection
 from mirrorhead.patches.checkpoints import (
     Checkpoint,
     FileCheckpoint,
     MemoryCheckpoint,
     PatchError,
     Source,
+    Target,
     bits,
     check_room,
-    digest,
-    memory_of,
     open_checkpoint,
+    raw,
 )
 from mirrorhead.patches.file_format import TensorPatch, decode, encode
-from mirrorhead.patches.overlay import (
-    by_target_name,
-    check_applicable,
-    check_revertible,
-    digests,
-    picked,
-)
-from mirrorhead.patches.selection import (
-    Changes,
-    Progress,
-    Reading,
-    changes_of,
-    check_size,
-    common_names,
-    drawn_changes,
-    find_cut,
-    kept_changes,
-    matches,
-    most_changes,
-)
+from mirrorhead.patches.merging import Method, merged
+from mirrorhead.patches.overlay import Edit
+from mirrorhead.patches.selection import Changes, Progress, Reading, matches
 
 _NO_HASH = "0" * 64
 
@@ -111,14 +95,14 @@ class Patch:
                 whole if they changed and are not counted. They may be new in `tuned`.
             progress: called with the bytes read so far and in all.
         """
-        limit = check_size(keep, count, max_bytes, tolerance)
+        limit = selection.check_size(keep, count, max_bytes, tolerance)
         check_seed(seed)
         if random and keep is None:
             raise ValueError("random=True needs keep, the share of the changes to take")
         given = any(size is not None for size in (keep, count, max_bytes, tolerance))
         patterns = (whole,) if isinstance(whole, str) else tuple(whole)
         old, new = open_checkpoint(base, "base"), open_checkpoint(tuned, "tuned")
-        both, added = common_names(old, new, patterns)
+        both, added = selection.common_names(old, new, patterns)
         sparse = [
             n
             for n, tied in both.items()
@@ -130,20 +114,17 @@ class Patch:
         def step(name: str) -> None:
             report.add(old.infos[name].bytes)
 
-        weights = sum(
-            info.size
-            for name, info in old.infos.items()
-            if info.floating and name not in old.aliases
-        )
         if random and keep is not None:
-            found = drawn_changes(old, new, sparse, float(keep), seed, step)
+            pick = selection.drawn(float(keep), seed)
         elif tolerance is not None:
-            found = kept_changes(old, new, sparse, float(tolerance), step)
+            pick = selection.larger(float(tolerance))
         else:
-            most = most_changes(keep, count, limit, sum(old.infos[n].size for n in sparse))
-            found = kept_changes(old, new, sparse, find_cut(old, new, sparse, most, step), step)
+            sizes = sum(old.infos[n].size for n in sparse)
+            most = selection.most_changes(keep, count, limit, sizes)
+            pick = selection.above(*selection.find_cut(old, new, sparse, most, step))
+        found = selection.picked_changes(old, new, sparse, pick, step)
         tensors = {
-            name: TensorPatch(old.infos[name], c.index, c.after, c.before, _NO_HASH, _NO_HASH)
+            name: TensorPatch(old.infos[name], c.places, c.after, c.before, _NO_HASH, _NO_HASH)
             for name, c in found.items()
         }
         others = [name for name in both if name not in set(sparse)]
@@ -155,6 +136,8 @@ class Patch:
                 "base and tuned are the same tensors in memory, so no change can be seen: copy the"
                 " base before training, as with copy.deepcopy(model.state_dict())"
             )
+        own = [info for name, info in old.infos.items() if name not in old.aliases]
+        weights = sum(info.size for info in own if info.floating)
         patch = cls(dict(sorted(tensors.items())), weights)
         if limit is not None:
             patch = patch._within(limit, found)
@@ -180,11 +163,7 @@ class Patch:
         write_atomically(Path(file), data)
 
     def apply(
-        self,
-        target: nn.Module | MutableMapping[str, Tensor] | str | Path,
-        out: str | Path | None = None,
-        *,
-        progress: Progress | None = None,
+        self, target: Target, out: str | Path | None = None, *, progress: Progress | None = None
     ) -> None:
         """Put the patch's values into a base; PatchError if it is not the patch's base.
 
@@ -192,55 +171,38 @@ class Patch:
         `out`, which must not exist. Tensors that the base does not have are added to state dicts
         and files; a model must have them already, with any values.
         """
-        source = self._target(target, out)
-        tensors = by_target_name(source, self.tensors)
-        report = Reading(progress, self._bytes_of(source) * (2 if out else 1))
-        check_applicable(source, tensors, report.add)
-        self._check_new(target, source)
-        if isinstance(source, FileCheckpoint):
-            assert out is not None
-            values = {name: (patch.index, patch.values) for name, patch in tensors.items()}
-            new = {name: patch.info for name, patch in tensors.items() if patch.added}
-            rewriting.rewrite(source, Path(str(target)), Path(out), values, new, (), report.add)
-        else:
-            _write(target, source, tensors, lambda p: p.values, undo=lambda p: p.originals)
-        report.finish()
+        source, tensors, report = self._opened(target, out, progress)
+        overlay.check_applicable(source, tensors, report.add)
+        # Tensors that are new to the base cannot be added to a model, nor replace others.
+        for name in (name for name, patch in self.tensors.items() if patch.added):
+            if isinstance(target, nn.Module) and name not in source.infos:
+                raise PatchError(f"the model has no tensor {name!r}; give it that layer first")
+            if not isinstance(target, nn.Module) and name in source.infos:
+                raise PatchError(f"{source.label} has a tensor {name!r}, which the patch adds")
+        values = {name: (patch.index, patch.values) for name, patch in tensors.items()}
+        new = {name: patch.info for name, patch in tensors.items() if patch.added}
+        _write(target, source, out, Edit(values, new, ()), report)
 
     def revert(
-        self,
-        target: nn.Module | MutableMapping[str, Tensor] | str | Path,
-        out: str | Path | None = None,
-        *,
-        progress: Progress | None = None,
+        self, target: Target, out: str | Path | None = None, *, progress: Progress | None = None
     ) -> None:
         """Restore the base, to the bit; PatchError if the target is not the patched base.
 
         Tensors that the base does not have are removed from state dicts and files, if they hold
         the patch's values; a model keeps them as they are. `out` is as in `apply`.
         """
-        source = self._target(target, out)
-        tensors = by_target_name(source, self.tensors)
-        if isinstance(target, nn.Module):
-            tensors = {name: patch for name, patch in tensors.items() if not patch.added}
-        report = Reading(progress, self._bytes_of(source) * (2 if out else 1))
-        check_revertible(source, tensors, report.add)
+        source, tensors, report = self._opened(target, out, progress)
         old = {name: patch for name, patch in tensors.items() if not patch.added}
-        gone = tuple(name for name, patch in tensors.items() if patch.added)
-        if isinstance(source, FileCheckpoint):
-            assert out is not None
-            values = {name: (patch.index, _known(patch.originals)) for name, patch in old.items()}
-            rewriting.rewrite(source, Path(str(target)), Path(out), values, {}, gone, report.add)
-        else:
-            _write(target, source, tensors, lambda p: p.originals, undo=lambda p: p.values)
-            if isinstance(target, MutableMapping):
-                for name in gone:
-                    target.pop(name, None)
-        report.finish()
+        if isinstance(target, nn.Module):
+            tensors = old
+        overlay.check_revertible(source, tensors, report.add)
+        values = {name: (patch.index, patch.before()) for name, patch in old.items()}
+        _write(target, source, out, Edit(values, {}, tensors.keys() - old.keys()), report)
 
     def verify(self, target: Source, *, progress: Progress | None = None) -> None:
         """Check that each tensor that the patch touches has the bits that the patch gives."""
         self.check_verifiable()
-        self._verify(target, lambda patch: patch.result, "the patched one", progress)
+        self._verify(target, "result", "the patched one", progress)
 
     def check_verifiable(self) -> None:
         """Raise PatchError if the patch does not know the hashes that `verify` compares with."""
@@ -251,15 +213,11 @@ class Patch:
 
     def verify_base(self, target: Source, *, progress: Progress | None = None) -> None:
         """Check that the tensors that the patch changes are the base's, to the bit."""
-        self._verify(target, lambda patch: patch.base, "the base's", progress)
+        self._verify(target, "base", "the base's", progress)
 
     @classmethod
     def merge(
-        cls,
-        patches: Sequence[Patch],
-        method: Literal["sum", "mean", "ties"] = "sum",
-        *,
-        base: Source | None = None,
+        cls, patches: Sequence[Patch], method: Method = "sum", *, base: Source | None = None
     ) -> Patch:
         """Merge several patches of one base into one.
 
@@ -273,13 +231,8 @@ class Patch:
             method: as above.
             base: if given, the merged patch stores its hashes, and `verify` works.
         """
-        merged = cls(*merging.merged(patches, method))
-        if base is None:
-            return merged
-        source = open_checkpoint(base, "base")
-        tensors = by_target_name(source, merged.tensors)
-        check_applicable(source, tensors, lambda done: None)
-        return merged._hashed(source, lambda name: None)
+        found = cls(*merged(patches, method))
+        return found if base is None else found._hashed(found._base(base), lambda name: None)
 
     def without(self, *patterns: str) -> Patch:
         """Return the patch without the tensors whose names match one of the patterns."""
@@ -288,15 +241,13 @@ class Patch:
 
     def with_originals(self, base: Source) -> Patch:
         """Return the patch with the base's values, which `revert` and `merge` need."""
-        source = open_checkpoint(base, "base")
-        check_applicable(source, by_target_name(source, self.tensors), lambda done: None)
-        tensors = {}
+        source = self._base(base)
+        tensors = dict(self.tensors)
         for name, patch in self.tensors.items():
             if not patch.added:
-                there = _name_in(source, name, patch)
-                pieces = [picked(start, p, patch.index) for start, p in source.pieces(there)]
-                patch = replace(patch, originals=torch.cat(pieces))
-            tensors[name] = patch
+                parts = source.pieces(_name_in(source, name, patch))
+                pieces = [overlay.picked(start, part, patch.index) for start, part in parts]
+                tensors[name] = replace(patch, originals=torch.cat(pieces))
         return replace(self, tensors=tensors)
 
     @property
@@ -325,9 +276,8 @@ class Patch:
             for i in moved.topk(min(count, changed)).indices.tolist():
                 place = i if patch.index is None else int(patch.index[i])
                 where = torch.unravel_index(torch.tensor(place), patch.info.shape)
-                entry = (name, tuple(int(k) for k in where))
                 values = float(patch.originals[i]), float(patch.values[i])
-                found.append((float(moved[i]), (*entry, *values)))
+                found.append((float(moved[i]), (name, tuple(map(int, where)), *values)))
         return [entry for _, entry in sorted(found, key=lambda f: -f[0])[:count]]
 
     def layers(self) -> list[tuple[str, int, int, float | None]]:
@@ -358,20 +308,19 @@ class Patch:
 
     def to_peft(self, folder: str | Path) -> None:
         """Write the patch as a SHiRA adapter of Hugging Face PEFT; see `export`."""
-        from mirrorhead.patches.export import write_shira
-
-        write_shira(self.tensors, Path(folder))
+        export.write_shira(self.tensors, Path(folder))
 
     def to_state_dict(self) -> dict[str, Tensor]:
         """Changes as plain torch tensors: sparse COO for sparse entries, dense for whole ones.
 
         Adding them to the base is correct up to rounding; `apply` is exact to the bit.
         """
-        from mirrorhead.patches.export import state_dict
+        return export.state_dict(self.tensors)
 
-        return state_dict(self.tensors)
-
-    def _target(self, target: Any, out: str | Path | None) -> Checkpoint:
+    def _opened(
+        self, target: Any, out: str | Path | None, progress: Progress | None
+    ) -> tuple[Checkpoint, dict[str, TensorPatch], Reading]:
+        """Open what is to be changed; return also the tensors by the names that it has for them."""
         source = open_checkpoint(target, "target")
         if isinstance(source, FileCheckpoint) != (out is not None):
             raise TypeError(
@@ -380,37 +329,33 @@ class Patch:
             )
         if out is not None and Path(out).exists():
             raise PatchError(f"{out} exists; give the path of a new file or folder")
-        if isinstance(source, MemoryCheckpoint) and not isinstance(
-            target, nn.Module | MutableMapping
-        ):
-            raise TypeError(f"a {type(target).__name__} cannot be changed in place")
-        if isinstance(source, MemoryCheckpoint) and isinstance(target, nn.Module):
-            _check_memory(target, source, by_target_name(source, self.tensors))
+        tensors = overlay.by_target_name(source, self.tensors)
+        if isinstance(source, MemoryCheckpoint):
+            if not isinstance(target, nn.Module | MutableMapping):
+                raise TypeError(f"a {type(target).__name__} cannot be changed in place")
+            if isinstance(target, nn.Module):
+                _check_memory(target, source, tensors)
+        return source, tensors, _reading(progress, source, tensors, passes=2 if out else 1)
+
+    def _base(self, base: Source) -> Checkpoint:
+        """Open the patch's base; any other one is refused."""
+        source = open_checkpoint(base, "base")
+        tensors = overlay.by_target_name(source, self.tensors)
+        overlay.check_applicable(source, tensors, lambda done: None)
         return source
 
-    def _check_new(self, target: Any, source: Checkpoint) -> None:
-        """Tensors that are new to the base cannot be added to a model, nor replace others."""
-        for name in (name for name, patch in self.tensors.items() if patch.added):
-            if isinstance(target, nn.Module) and name not in source.infos:
-                raise PatchError(f"the model has no tensor {name!r}; give it that layer first")
-            if not isinstance(target, nn.Module) and name in source.infos:
-                raise PatchError(f"{source.label} has a tensor {name!r}, which the patch adds")
-
-    def _verify(
-        self,
-        target: Source,
-        wanted: Callable[[TensorPatch], str | None],
-        what: str,
-        progress: Progress | None,
-    ) -> None:
+    def _verify(self, target: Source, key: str, what: str, progress: Progress | None) -> None:
+        """Compare hashes of the target with those that the attribute `key` of its tensors has."""
         source = open_checkpoint(target, "target")
-        report = Reading(progress, self._bytes_of(source))
-        for name, patch in by_target_name(source, self.tensors).items():
-            if wanted(patch) is None:  # a new tensor, which the base does not have
+        tensors = overlay.by_target_name(source, self.tensors)
+        report = _reading(progress, source, tensors)
+        for name, patch in tensors.items():
+            wanted = getattr(patch, key)
+            if wanted is None:  # a new tensor, which the base does not have
                 continue
             if name not in source.infos:
                 raise PatchError(f"{source.label} has no tensor {name!r}")
-            if digest(source, name) != wanted(patch):
+            if source.digest(name) != wanted:
                 raise PatchError(f"{source.label}: tensor {name!r} is not {what}")
             report.add(source.infos[name].bytes)
         report.finish()
@@ -421,53 +366,45 @@ class Patch:
         moved = torch.cat([torch.zeros(0).double(), *(found[name].moved for name in names)])
         rank = torch.empty(len(moved), dtype=torch.int64)
         rank[moved.argsort(descending=True, stable=True)] = torch.arange(len(moved))
-        ranks = dict(zip(names, rank.split([len(found[n].index) for n in names]), strict=True))
+        ranks = dict(zip(names, rank.split([len(found[n].places) for n in names]), strict=True))
 
         def first(count: int) -> Patch:
-            tensors = {}
-            for name, patch in self.tensors.items():
-                if name in ranks:
-                    some = found[name].where(ranks[name] < count)
-                    if not len(some.index):
-                        continue
-                    patch = replace(
-                        patch, index=some.index, values=some.after, originals=some.before
-                    )
-                tensors[name] = patch
+            tensors = dict(self.tensors)
+            for name, own in ranks.items():
+                index, before, after, _ = found[name].where(own < count)
+                tensors[name] = replace(tensors[name], index=index, values=after, originals=before)
+                if not len(index):
+                    del tensors[name]
             return replace(self, tensors=tensors)
 
-        least, most = 0, len(moved)
         if first(0).bytes > limit:
             raise PatchError(
                 f"max_bytes is {limit:,}, but the tensors stored whole and the header alone need"
                 f" {first(0).bytes:,}"
             )
-        while least < most:
-            middle = (least + most + 1) // 2
-            if first(middle).bytes <= limit:
-                least = middle
-            else:
-                most = middle - 1
-        return first(least)
+        counts = range(1, len(moved) + 1)
+        return first(bisect_right(counts, limit, key=lambda count: first(count).bytes))
 
     def _hashed(self, base: Checkpoint, step: Callable[[str], None]) -> Patch:
         """The same patch with the hashes of the base's tensors and of its results."""
         tensors = {}
         for name, patch in self.tensors.items():
             if patch.added:
-                memory = MemoryCheckpoint({name: patch.values}, "patch")
-                tensors[name] = replace(patch, result=digest(memory, name))
+                tensors[name] = replace(patch, result=sha256_of(raw(patch.values)))
             else:
                 there = _name_in(base, name, patch)
-                old, new = digests(base, there, patch.index, patch.values)
+                old, new = overlay.digests(base, there, patch.index, patch.values)
                 tensors[name] = replace(patch, base=old, result=new)
             if name in base.infos:
                 step(name)
         return replace(self, tensors=tensors)
 
-    def _bytes_of(self, source: Checkpoint) -> int:
-        names = by_target_name(source, self.tensors)
-        return sum(source.infos[name].bytes for name in names if name in source.infos)
+
+def _reading(
+    progress: Progress | None, source: Checkpoint, names: Iterable[str], passes: int = 1
+) -> Reading:
+    there = [source.infos[name].bytes for name in names if name in source.infos]
+    return Reading(progress, passes * sum(there))
 
 
 def _whole_tensors(
@@ -475,7 +412,7 @@ def _whole_tensors(
 ) -> dict[str, TensorPatch]:
     found = {}
     for name in names:
-        if any(len(change.index) for change in changes_of(base, tuned, name)):
+        if any(len(change.places) for change in selection.changes_of(base, tuned, name)):
             before, after = base.read(name), tuned.read(name)
             found[name] = TensorPatch(base.infos[name], None, after, before, _NO_HASH, _NO_HASH)
     for name in added:
@@ -495,66 +432,57 @@ def _share_memory(base: Checkpoint, tuned: Checkpoint, names: Iterable[str]) -> 
 
 def _check_memory(model: nn.Module, state: MemoryCheckpoint, names: Iterable[str]) -> None:
     """Refuse a model whose state_dict() is a copy: what is written there would be lost."""
-    own = {memory_of(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    own = {_memory_of(tensor) for tensor in (*model.parameters(), *model.buffers())}
     for name in names:
         tensor = state.tensors.get(name)
-        if tensor is not None and tensor.numel() and memory_of(tensor) not in own:
+        if tensor is not None and tensor.numel() and _memory_of(tensor) not in own:
             raise PatchError(
                 f"the model's state_dict() gives a copy of {name!r}: apply the patch to the state"
                 " dict and load that"
             )
 
 
-def _write(
-    target: Any,
-    source: Checkpoint,
-    tensors: Mapping[str, TensorPatch],
-    values: Callable[[TensorPatch], Tensor | None],
-    undo: Callable[[TensorPatch], Tensor | None],
-) -> None:
-    """Write values into tensors in memory; if anything fails, put the old ones back."""
-    assert isinstance(source, MemoryCheckpoint)
-    done: list[tuple[Tensor, TensorPatch, Tensor | None]] = []
+def _write(target: Any, source: Checkpoint, out: Any, edit: Edit, report: Reading) -> None:
+    """Change a copy of files, or tensors in memory: all, or none if anything fails."""
+    if isinstance(source, FileCheckpoint):
+        overlay.rewrite(source, Path(target), Path(out), edit, report.add)
+    else:
+        assert isinstance(source, MemoryCheckpoint)
+        _write_in_place(target, source.tensors, edit)
+        if isinstance(target, MutableMapping):
+            for name in edit.removed:
+                target.pop(name, None)
+    report.finish()
+
+
+def _write_in_place(target: Any, tensors: Mapping[str, Tensor], edit: Edit) -> None:
+    values = edit.values
+    done: list[tuple[Tensor, Tensor | None, Tensor]] = []  # tensor, positions, values before
     new: list[str] = []
     try:
-        for name, patch in tensors.items():
-            wanted = values(patch)
-            if wanted is None:
-                continue
-            if name not in source.tensors:
+        for name, (index, after) in values.items():
+            if name in tensors:
+                done.append((tensors[name], index, _picked(tensors[name], index)))
+                _put(tensors[name], index, after)
+            else:
                 new.append(name)
-                target[name] = wanted.reshape(patch.info.shape).clone()
-                continue
-            tensor = source.tensors[name]
-            before = undo(patch)
-            if before is None:
-                before = _picked(tensor, patch.index)
-            done.append((tensor, patch, before))
-            _put(tensor, patch.index, wanted)
-        _check_written(done, values)
-    except BaseException:
-        for tensor, patch, before in reversed(done):
-            _put(tensor, patch.index, _known(before))
-        for name in new:
-            target.pop(name, None)
-        raise
-
-
-def _check_written(
-    done: Sequence[tuple[Tensor, TensorPatch, Tensor | None]],
-    values: Callable[[TensorPatch], Tensor | None],
-) -> None:
-    """Refuse tensors that overlap in memory: what was written first may be overwritten."""
-    users = Counter(memory_of(tensor) for tensor, _, _ in done)
-    for tensor, patch, _ in done:
-        expanded = 0 in tensor.stride()
-        if expanded or users[memory_of(tensor)] > 1:
-            found = _picked(tensor, patch.index).cpu()
-            if not torch.equal(bits(found), bits(_known(values(patch)))):
+                target[name] = after.reshape(edit.added[name].shape).clone()
+        # Where tensors overlap in memory, what was written first may be overwritten.
+        users = Counter(_memory_of(tensor) for tensor, _, _ in done)
+        for name in values.keys() & tensors.keys():
+            tensor, (index, after) = tensors[name], values[name]
+            shared = 0 in tensor.stride() or users[_memory_of(tensor)] > 1
+            if shared and not torch.equal(bits(_picked(tensor, index).cpu()), bits(after)):
                 raise PatchError(
                     "the target's tensors overlap in memory and cannot all hold their values: copy"
                     " them first"
                 )
+    except BaseException:
+        for tensor, index, before in reversed(done):
+            _put(tensor, index, before)
+        for name in new:
+            target.pop(name, None)
+        raise
 
 
 def _name_in(source: Checkpoint, name: str, patch: TensorPatch) -> str:
@@ -566,6 +494,11 @@ def _moved(values: Tensor, originals: Tensor) -> Tensor:
     """How far each weight moved; 0 for an infinity that stays."""
     moved = (values.double() - originals.double()).abs()
     return moved.masked_fill(bits(values) == bits(originals), 0)
+
+
+def _memory_of(tensor: Tensor) -> tuple[torch.device, int]:
+    """Which memory a tensor, or the tensor that it is a view of, lies in."""
+    return tensor.device, tensor.untyped_storage().data_ptr()
 
 
 def _places(tensor: Tensor, index: Tensor) -> tuple[Tensor, ...]:
@@ -582,11 +515,6 @@ def _put(tensor: Tensor, index: Tensor | None, values: Tensor) -> None:
             tensor.copy_(values.reshape(tensor.shape))
         else:
             tensor[_places(tensor, index)] = values.to(tensor.device)
-
-
-def _known(values: Tensor | None) -> Tensor:
-    assert values is not None
-    return values
 
 
 def _layer(name: str) -> str:

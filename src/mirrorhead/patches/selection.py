@@ -11,39 +11,33 @@ import fnmatch
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
-from numbers import Integral, Real
-from typing import Any
+from numbers import Integral
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from mirrorhead.patches.checkpoints import Checkpoint, PatchError, bits, wide
+from mirrorhead._checks import is_number
+from mirrorhead.patches.checkpoints import Checkpoint, PatchError, bits, refuse, wide
 
 #: Called with (bytes done, bytes in all).
 Progress = Callable[[int, int], None]
+Step = Callable[[str], None]  # called with the name of a tensor that was read
+#: Takes the changes of a tensor piece by piece, and gives those to keep.
+Pick = Callable[[str, Iterator["Changes"]], Iterator["Changes"]]
 
 
-@dataclass(frozen=True)
-class Changes:
+class Changes(NamedTuple):
     """Some weights of one tensor: where they are, before, after, and how far they moved."""
 
-    index: Tensor  # (count,), int64, ascending
+    places: Tensor  # (count,), int64, ascending
     before: Tensor  # (count,)
     after: Tensor  # (count,)
     moved: Tensor  # (count,), float64
 
     def where(self, mask: Tensor) -> Changes:
-        return Changes(self.index[mask], self.before[mask], self.after[mask], self.moved[mask])
-
-
-@dataclass(frozen=True)
-class Cut:
-    """A change is kept if its float32 bits are above `key`; of those equal to it, the first."""
-
-    key: int
-    ties: int
+        return Changes(*(part[mask] for part in self))
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
@@ -73,13 +67,10 @@ def common_names(
     ]
     both = [name for name in base.infos if name in tuned.infos]
     for name in both:
-        if base.infos[name] != tuned.infos[name]:
-            problems.append(
-                f"{name!r} is {base.infos[name]} in {base.label}, {tuned.infos[name]} in"
-                f" {tuned.label}"
-            )
-    if problems:
-        raise PatchError(few("the checkpoints do not fit: ", problems))
+        old, new = base.infos[name], tuned.infos[name]
+        if old != new:
+            problems.append(f"{name!r} is {old} in {base.label}, {new} in {tuned.label}")
+    refuse("the checkpoints do not fit: ", problems)
     kept: dict[str, set[str]] = {}
     for name in sorted(both, key=lambda name: name in base.aliases or name in tuned.aliases):
         names = base.tied(name) | tuned.tied(name)
@@ -87,12 +78,6 @@ def common_names(
         if not any(base.same(name, other) and tuned.same(name, other) for other in known):
             kept[name] = names
     return {name: tuple(sorted(names - kept.keys())) for name, names in kept.items()}, added
-
-
-def few(start: str, problems: Sequence[str]) -> str:
-    """One message that names the first three problems and counts the rest."""
-    rest = f"; and {len(problems) - 3:,} more" if len(problems) > 3 else ""
-    return start + "; ".join(problems[:3]) + rest
 
 
 def changes_of(base: Checkpoint, tuned: Checkpoint, name: str) -> Iterator[Changes]:
@@ -111,94 +96,81 @@ def changes_of(base: Checkpoint, tuned: Checkpoint, name: str) -> Iterator[Chang
 
 
 def find_cut(
-    base: Checkpoint,
-    tuned: Checkpoint,
-    names: Sequence[str],
-    count: int,
-    step: Callable[[str], None],
-) -> Cut:
-    """Where to cut so that exactly the `count` largest changes are kept (or all, if fewer)."""
-    upper = torch.zeros(1 << 15, dtype=torch.int64)  # the sign bit of a float32 is 0 here
-    for name in names:
-        for piece in changes_of(base, tuned, name):
-            upper += torch.bincount(_key(piece) >> 16, minlength=1 << 15)
-        step(name)
+    base: Checkpoint, tuned: Checkpoint, names: Sequence[str], count: int, step: Step
+) -> tuple[int, int]:
+    """Where to cut so that exactly the `count` largest changes are kept (or all, if fewer).
+
+    A change is kept if its float32 bits are above the first number that is returned. Of those
+    equal to it, as many are kept as the second number says.
+    """
+
+    def histogram(bins: int, part: Callable[[Tensor], Tensor]) -> Tensor:
+        total = torch.zeros(bins, dtype=torch.int64)
+        for name in names:
+            for piece in changes_of(base, tuned, name):
+                total += torch.bincount(part(_key(piece)), minlength=bins)
+            step(name)
+        return total
+
+    upper = histogram(1 << 15, lambda key: key >> 16)  # the sign bit of a float32 is 0 here
     if count >= int(upper.sum()):
-        return Cut(-1, 0)
+        return -1, 0
     high, above = _crossing(upper, count)
-    lower = torch.zeros(1 << 16, dtype=torch.int64)
-    for name in names:
-        for piece in changes_of(base, tuned, name):
-            key = _key(piece)
-            lower += torch.bincount(key[key >> 16 == high] & 0xFFFF, minlength=1 << 16)
-        step(name)
+    lower = histogram(1 << 16, lambda key: key[key >> 16 == high] & 0xFFFF)
     low, inside = _crossing(lower, count - above)
-    return Cut((high << 16) + low, count - above - inside)
+    return (high << 16) + low, count - above - inside
 
 
-def kept_changes(
-    base: Checkpoint,
-    tuned: Checkpoint,
-    names: Sequence[str],
-    keep: Cut | float,
-    step: Callable[[str], None],
+def picked_changes(
+    base: Checkpoint, tuned: Checkpoint, names: Sequence[str], pick: Pick, step: Step
 ) -> dict[str, Changes]:
-    """The changes above a cut, or larger than a tolerance, by tensor."""
-    ties = keep.ties if isinstance(keep, Cut) else 0
+    """The changes that `pick` keeps, by tensor."""
     found: dict[str, Changes] = {}
     for name in names:
-        pieces: list[Changes] = []
-        for piece in changes_of(base, tuned, name):
-            if isinstance(keep, Cut):
-                key = _key(piece)
-                mask = key > keep.key
-                if ties:
-                    equal = (key == keep.key).nonzero().flatten()[:ties]
-                    mask[equal] = True
-                    ties -= len(equal)
-            else:
-                mask = piece.moved > keep
-            if bool(mask.any()):
-                pieces.append(piece.where(mask))
-        if pieces:
-            found[name] = _joined(pieces)
+        kept = [p for p in pick(name, changes_of(base, tuned, name)) if len(p.places)]
+        if kept:
+            found[name] = Changes(*map(torch.cat, zip(*kept, strict=True)))
         step(name)
     return found
 
 
-def drawn_changes(
-    base: Checkpoint,
-    tuned: Checkpoint,
-    names: Sequence[str],
-    share: float,
-    seed: int,
-    step: Callable[[str], None],
-) -> dict[str, Changes]:
-    """Each change with probability `share`, divided by it, by tensor: "drop and rescale"."""
-    found: dict[str, Changes] = {}
-    for name in names:
+def above(key: int, ties: int) -> Pick:
+    """Keep the changes above a cut of `find_cut`."""
+
+    def pick(name: str, pieces: Iterator[Changes]) -> Iterator[Changes]:
+        nonlocal ties
+        for piece in pieces:
+            keys = _key(piece)
+            equal = (keys == key).nonzero().flatten()[:ties]
+            ties -= len(equal)
+            mask = keys > key
+            mask[equal] = True
+            yield piece.where(mask)
+
+    return pick
+
+
+def larger(tolerance: float) -> Pick:
+    """Keep the changes above a tolerance."""
+    return lambda name, pieces: (piece.where(piece.moved > tolerance) for piece in pieces)
+
+
+def drawn(share: float, seed: int) -> Pick:
+    """Keep each change with probability `share`, divided by it: "drop and rescale"."""
+
+    def pick(name: str, pieces: Iterator[Changes]) -> Iterator[Changes]:
         # A tensor's draw depends on its name alone, so that other tensors do not change it.
         generator = torch.Generator().manual_seed((seed + zlib.crc32(name.encode())) % 2**63)
-        pieces: list[Changes] = []
-        for piece in changes_of(base, tuned, name):
-            drawn = torch.rand(len(piece.index), generator=generator, dtype=torch.float64) < share
-            some = piece.where(drawn)
+        for piece in pieces:
+            mask = torch.rand(len(piece.places), generator=generator, dtype=torch.float64) < share
+            some = piece.where(mask)
             before = some.before.double()
             after = (before + (some.after.double() - before) / share).to(some.after.dtype)
             if not bool(torch.isfinite(after.double()).all()):
                 raise PatchError(f"a change of {name!r}, divided by {share:g}, overflows")
-            moved = (after.double() - before).abs()
-            if len(some.index):
-                pieces.append(Changes(some.index, some.before, after, moved))
-        if pieces:
-            found[name] = _joined(pieces)
-        step(name)
-    return found
+            yield some._replace(after=after, moved=(after.double() - before).abs())
 
-
-def _joined(pieces: Sequence[Changes]) -> Changes:
-    parts = [(p.index, p.before, p.after, p.moved) for p in pieces]
-    return Changes(*(torch.cat(part) for part in zip(*parts, strict=True)))
+    return pick
 
 
 def parse_bytes(size: int | str) -> int:
@@ -240,19 +212,13 @@ def check_size(
     given = [size for size in (keep, count, max_bytes, tolerance) if size is not None]
     if len(given) > 1:
         raise ValueError("give only one of keep, count, max_bytes and tolerance")
-    if keep is not None and (not _is_number(keep) or not 0 < keep <= 1):
+    if keep is not None and (not is_number(keep) or not 0 < keep <= 1):
         raise ValueError(f"keep must be above 0 and at most 1, got {keep!r}")
-    if count is not None and (
-        not _is_number(count) or not isinstance(count, Integral) or count < 1
-    ):
+    if count is not None and (not is_number(count) or not isinstance(count, Integral) or count < 1):
         raise ValueError(f"count must be a whole number of at least 1, got {count!r}")
-    if tolerance is not None and (not _is_number(tolerance) or not 0 <= tolerance < float("inf")):
+    if tolerance is not None and (not is_number(tolerance) or not 0 <= tolerance < float("inf")):
         raise ValueError(f"tolerance must be finite and at least 0, got {tolerance!r}")
     return None if max_bytes is None else parse_bytes(max_bytes)
-
-
-def _is_number(size: Any) -> bool:
-    return isinstance(size, Real) and not isinstance(size, bool)
 
 
 def most_changes(keep: float | None, count: int | None, limit: int | None, weights: int) -> int:

@@ -92,11 +92,11 @@ class Margins:
         )
 
     def _run_margins(self) -> ModelMargins:
-        from mirrorhead.lab.datasets.tokenizer import load_tokenizer
+        from mirrorhead.lab.datasets.encoded import load_tokenizer
         from mirrorhead.lab.evaluation.head_margins import Batch, CheckpointMargins
         from mirrorhead.lab.models import TextSettings
         from mirrorhead.lab.training import load_run
-        from mirrorhead.lab.training.comparisons import candidate_name
+        from mirrorhead.lab.training.presets import candidate_name
         from mirrorhead.lab.training.run_folder import weights_along
 
         run = load_run(self.model)
@@ -165,12 +165,11 @@ class Margins:
         import numpy as np
 
         if self.texts is not None:
-            from mirrorhead.lab.datasets.texts import read_text
+            from mirrorhead.lab.datasets.reviews import read_text
 
             texts: Sequence[str] = [t for t in read_text(self.texts).splitlines() if t.strip()]
         else:
-            from mirrorhead.lab.datasets.imdb import load_imdb
-            from mirrorhead.lab.datasets.splits import imdb_protocol
+            from mirrorhead.lab.datasets.reviews import imdb_protocol, load_imdb
 
             texts = (
                 imdb_protocol(self.data, partial=self.partial).train.texts

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from mirrorhead.lab.runtime.jobs import Failure
     from mirrorhead.lab.runtime.progress import ProgressBars
     from mirrorhead.lab.training import Tuned
-    from mirrorhead.lab.training.sweeps import Candidates
-    from mirrorhead.lab.training.trials import Trial
+    from mirrorhead.lab.training.sweeps import Candidates, Trial
 
 CANDIDATE_HELP = (
     "An optimizer, its options and its learning rates, such as "
@@ -71,7 +70,7 @@ class Sweep:
         from mirrorhead.lab.runtime.jobs import BackendError
         from mirrorhead.lab.runtime.progress import ProgressBars
         from mirrorhead.lab.training import SweepError, sweep
-        from mirrorhead.lab.training.comparisons import COMPARISONS
+        from mirrorhead.lab.training.presets import COMPARISONS
         from mirrorhead.lab.training.sweeps import Asked
 
         usual, console = COMPARISONS[self.task], Console()
@@ -97,7 +96,7 @@ class Sweep:
         return 1 if failed else 0
 
     def _candidates(self) -> Candidates:
-        from mirrorhead.lab.training.comparisons import parse_candidate
+        from mirrorhead.lab.training.presets import parse_candidate
 
         found: dict[str, Any] = {}
         for text in self.candidate:
@@ -111,8 +110,7 @@ class Sweep:
         return found
 
     def _presets(self) -> list[str]:
-        from mirrorhead.lab.training.comparisons import COMPARISONS
-        from mirrorhead.lab.training.presets import PRESETS
+        from mirrorhead.lab.training.presets import COMPARISONS, PRESETS
 
         task = PRESETS[COMPARISONS[self.task].preset].data
         for name in self.preset:

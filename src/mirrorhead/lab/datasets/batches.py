@@ -1,15 +1,23 @@
-"""The order of examples: shuffled, in batches of similar length."""
+"""Training data: what a run asks of them, their order in batches, and how it knows them again."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
+
+from mirrorhead._files import sha256_of
+from mirrorhead.lab.datasets.cifar10 import Pictures
+from mirrorhead.lab.datasets.encoded import Encoded
 
 #: Batches that are sorted by length together: little padding, and still enough randomness.
 POOL = 64
+#: Examples of a user's own class that `fingerprint` reads; all might take an hour to decode.
+SAMPLE = 2_048
 
 
 class Examples(Protocol):
@@ -33,9 +41,8 @@ def epoch_batches(
 ) -> list[np.ndarray]:
     """Return every index once, in batches; the order depends on the arguments alone.
 
-    So a run that was stopped in the middle of an epoch can resume there. With
-    `lengths` (of all examples), pools of 64 batches are sorted by length before they are cut
-    into batches, and the batches are shuffled after.
+    So a run that was stopped in the middle of an epoch can resume there. With `lengths` (of all
+    examples), pools of 64 batches are sorted by length, cut into batches, and these are shuffled.
 
     >>> [b.tolist() for b in epoch_batches(np.arange(5), 2, seed=0, epoch=0)]
     [[2, 4], [3, 0], [1]]
@@ -46,9 +53,8 @@ def epoch_batches(
     order = rng.permutation(np.asarray(indices))
     if lengths is None:
         return _cut(order, batch_size)
-    batches: list[np.ndarray] = []
-    for pool in _cut(order, POOL * batch_size):
-        batches += _cut(pool[np.argsort(lengths[pool], kind="stable")], batch_size)
+    pools = _cut(order, POOL * batch_size)
+    batches = [batch for pool in pools for batch in even_batches(pool, batch_size, lengths)]
     return [batches[i] for i in rng.permutation(len(batches))]
 
 
@@ -73,3 +79,35 @@ def pieces(batch: np.ndarray, lengths: np.ndarray, tokens: int) -> list[np.ndarr
 
 def _cut(order: np.ndarray, size: int) -> list[np.ndarray]:
     return [order[i : i + size] for i in range(0, len(order), size)]
+
+
+def fingerprint(examples: Examples) -> str:
+    """Return the number of examples and hashes of their labels and lengths, and of their inputs.
+
+    The inputs of `Encoded` and `Pictures` are hashed as a whole. Of any other class up to 2,048
+    examples are read through `batch`, at equal distances from the first to the last; if reading
+    them twice gives different inputs (random augmentation), inputs are left out.
+    """
+    content = np.asarray(examples.labels).tobytes()
+    lengths = getattr(examples, "lengths", None)
+    if lengths is not None:
+        content += np.asarray(lengths).tobytes()
+    found = f"{len(examples)} examples, {sha256_of(content)[:16]}"
+    if isinstance(examples, Encoded | Pictures):
+        whole = examples.ids if isinstance(examples, Encoded) else examples.pixels
+        return f"{found}; inputs {sha256_of(np.ascontiguousarray(whole).data)[:16]}"
+    count = min(len(examples), SAMPLE)
+    chosen = np.unique(np.linspace(0, len(examples) - 1, count).round().astype(np.int64))
+    parts = _cut(chosen, 64)
+    with torch.random.fork_rng(devices=()):  # reading must not move the run's random numbers
+        same = _read(examples, parts[:1]) == _read(examples, parts[:1])
+        return f"{found}; inputs {_read(examples, parts)[:16]}" if same else found
+
+
+def _read(examples: Examples, parts: list[np.ndarray]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        inputs = examples.batch(part)[0].detach().cpu().contiguous()
+        digest.update(f"{inputs.dtype} {tuple(inputs.shape)}\n".encode())
+        digest.update(inputs.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mirrorhead.lab.datasets.reviews import check_content, check_count, check_split
 from mirrorhead.lab.datasets.sources import locate
-from mirrorhead.lab.datasets.texts import check_content, check_count, check_split
 from mirrorhead.lab.runtime.errors import DataError
 
 CLASSES = (
@@ -49,9 +49,9 @@ class Pictures:
 
     def batch(self, indices: Sequence[int] | np.ndarray) -> tuple[Tensor, Tensor]:
         """Pictures with mean 0 and deviation 1 by channel, and labels: (b, 3, 32, 32), (b,)."""
-        pixels = torch.from_numpy(self.pixels[np.asarray(indices, dtype=np.int64)])
+        places = np.asarray(indices, dtype=np.int64)
+        pixels, labels = (torch.from_numpy(part[places]) for part in (self.pixels, self.labels))
         mean, std = (torch.tensor(x).view(1, 3, 1, 1) for x in (MEAN, STD))
-        labels = torch.from_numpy(self.labels[np.asarray(indices, dtype=np.int64)])
         return (pixels.float() / 255 - mean) / std, labels
 
 
@@ -59,16 +59,16 @@ def load_cifar10(
     split: str, folder: str | Path | None = None, *, download: bool = False, partial: bool = False
 ) -> Pictures:
     """Pictures of one split ("train" or "test"); arguments as in `load_imdb`."""
-    check_split(split, tuple(FILES))
+    check_split(split, FILES)
     root = locate("cifar10", folder, download=download)
     records = np.concatenate([_read(root / name, partial) for name in FILES[split]])
-    check_content(root, [records.tobytes()], SHA256[split], partial)
+    check_content(root, records.tobytes(), SHA256[split], partial)
     pixels = records[:, 1:].reshape(-1, 3, 32, 32)
     return Pictures(np.ascontiguousarray(pixels), records[:, 0].astype(np.int64))
 
 
 def _read(path: Path, partial: bool) -> np.ndarray:
-    """The records of one file, (n, 3073)."""
+    """The records of one file, (n, RECORD)."""
     try:
         content = np.fromfile(path, dtype=np.uint8)
     except OSError as error:

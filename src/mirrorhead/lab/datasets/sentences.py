@@ -17,9 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from mirrorhead._files import sha256_of
+from mirrorhead.lab.datasets.reviews import read_text, text_key
 from mirrorhead.lab.datasets.sources import locate
-from mirrorhead.lab.datasets.splits import text_key
-from mirrorhead.lab.datasets.texts import read_text
 from mirrorhead.lab.runtime.errors import DataError
 
 
@@ -44,7 +43,7 @@ class LabelledTexts:
 
 @dataclass(frozen=True, eq=False)
 class Sentences:
-    """A text classification task: its classes and three sets of texts."""
+    """A task: its classes and three sets of texts."""
 
     name: str
     classes: tuple[str, ...]
@@ -54,9 +53,8 @@ class Sentences:
 
     def fingerprint(self) -> str:
         """A hash of the classes, texts and labels: a file that was edited has another."""
-        sets = [
-            [part.texts, part.labels.tolist()] for part in (self.train, self.validation, self.test)
-        ]
+        parts = (self.train, self.validation, self.test)
+        sets = [[part.texts, part.labels.tolist()] for part in parts]
         return sha256_of(json.dumps([self.classes, sets]).encode())[:16]
 
 
@@ -71,17 +69,12 @@ class _Task:
 
 
 _SENTIMENT = ("negative", "positive")
+_QUESTIONS = ("description", "entity", "abbreviation", "person", "place", "number")
 TASKS = {
     "sst2": _Task(
         _SENTIMENT, "utf-8", "stsa.binary.train", 6920, "stsa.binary.dev", "stsa.binary.test"
     ),
-    "trec": _Task(
-        ("description", "entity", "abbreviation", "person", "place", "number"),
-        "latin-1",
-        "TREC.train.all",
-        5452,
-        test="TREC.test.all",
-    ),
+    "trec": _Task(_QUESTIONS, "latin-1", "TREC.train.all", 5452, test="TREC.test.all"),
     "subj": _Task(("subjective", "objective"), "latin-1", "subj.all", 10_000),
     "cr": _Task(_SENTIMENT, "latin-1", "custrev.all", 3771),
 }
@@ -90,14 +83,7 @@ TASKS = {
 def load_sentences(
     name: str, folder: str | Path | None = None, *, download: bool = False, partial: bool = False
 ) -> Sentences:
-    """One of the four tasks: "sst2", "trec", "subj" or "cr".
-
-    Args:
-        name: of the task.
-        folder: of all data sets; see `data_root`.
-        download: fetch the files if they are missing.
-        partial: accept a slice of the files.
-    """
+    """One of the four tasks: "sst2", "trec", "subj" or "cr"; arguments as in `load_imdb`."""
     if name not in TASKS:
         raise ValueError(f"name must be one of {', '.join(TASKS)}, got {name!r}")
     task = TASKS[name]
@@ -109,8 +95,7 @@ def load_sentences(
     train = read(task.train)
     if not partial and len(train) != task.count:
         raise DataError(f"{root / task.train}: found {len(train):,} texts, expected {task.count:,}")
-    test = None if task.test is None else read(task.test)
-    validation = None if task.validation is None else read(task.validation)
+    validation, test = (None if f is None else read(f) for f in (task.validation, task.test))
     return _split(name, task.classes, train, validation, test)
 
 
@@ -120,9 +105,8 @@ def load_own_sentences(path: Path) -> Sentences:
         content = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
-    rows = (_json_rows if path.suffix == ".jsonl" else _csv_rows)(path, content)
     texts, labels = [], []
-    for number, row in rows:
+    for number, row in (_json_rows if path.suffix == ".jsonl" else _csv_rows)(path, content):
         text, label = row.get("text"), row.get("label")
         label = "" if label is None else str(label).strip()
         if not isinstance(text, str) or not text.strip() or not label:
@@ -132,15 +116,14 @@ def load_own_sentences(path: Path) -> Sentences:
         texts.append(text)
         labels.append(label)
     classes = tuple(sorted(set(labels)))
-    if len(classes) < 2:
-        raise DataError(f"{path} has {len(classes)} classes; at least 2 are needed")
-    if len(classes) > max(2, len(texts) // 2):
-        raise DataError(
-            f"{path} has {len(classes):,} classes for {len(texts):,} texts; labels must repeat"
-        )
+    count, has = len(classes), f"{path} has {len(classes):,} classes"
+    if count < 2:
+        raise DataError(f"{has}; at least 2 are needed")
+    if count > max(2, len(texts) // 2):
+        raise DataError(f"{has} for {len(texts):,} texts; labels must repeat")
     numbers = np.array([classes.index(label) for label in labels], dtype=np.int64)
     found = LabelledTexts(tuple(texts), numbers)
-    return _split(path.stem, classes, found, None, None, _any_language)
+    return _split(path.stem, classes, found, key=_any_language)
 
 
 def _read_kim(path: Path, encoding: str, classes: int) -> LabelledTexts:
@@ -201,14 +184,13 @@ def _split(
     name: str,
     classes: tuple[str, ...],
     train: LabelledTexts,
-    validation: LabelledTexts | None,
-    test: LabelledTexts | None,
+    validation: LabelledTexts | None = None,
+    test: LabelledTexts | None = None,
     key: Callable[[str], bytes] = text_key,
 ) -> Sentences:
     """Fill in missing sets with a tenth of the training texts each, by a hash of the text."""
     # Copies of a text have the same key, and so the same number from 0 to 9.
-    keys = (hashlib.sha256(key(text)).digest() for text in train.texts)
-    tenth = np.array([key[0] % 10 for key in keys], dtype=np.int64)
+    tenth = np.array([hashlib.sha256(key(text)).digest()[0] % 10 for text in train.texts])
     keep = np.ones(len(train), dtype=bool)
     if validation is None:
         validation, keep = train.take(np.flatnonzero(tenth == 0)), keep & (tenth != 0)

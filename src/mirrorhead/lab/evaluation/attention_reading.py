@@ -49,7 +49,7 @@ def read_attention(
 ) -> AttentionReading:
     """Run a model on one text and read its attention; the text is cut at max_length tokens.
 
-    >>> from mirrorhead.lab.datasets.tokenizer import wordpiece
+    >>> from mirrorhead.lab.datasets.encoded import wordpiece
     >>> from mirrorhead.lab.models import TextClassifier, TextSettings
     >>> tokenizer = wordpiece(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "film"])
     >>> model = TextClassifier(TextSettings(vocabulary=6, dim=8, hidden=16, layers=2, heads=4))

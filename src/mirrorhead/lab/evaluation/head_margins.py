@@ -24,7 +24,7 @@ import torch
 from msgspec import Meta, Struct
 from torch import Tensor
 
-from mirrorhead.lab.models.key_query import LayerHeads, Query, read_heads
+from mirrorhead.lab.models.attention_maps import LayerHeads, Query, read_heads
 from mirrorhead.lab.runtime.json_files import read_json
 from mirrorhead.margin import attention_svm
 from mirrorhead.potentials import PNorm

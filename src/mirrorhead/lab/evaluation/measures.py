@@ -20,12 +20,9 @@ from torch import nn
 
 from mirrorhead._files import sha256_of, write_json
 from mirrorhead.lab.datasets.batches import even_batches
-from mirrorhead.lab.datasets.cad import Pairs, load_cad
 from mirrorhead.lab.datasets.cifar10 import Pictures, load_cifar10
-from mirrorhead.lab.datasets.encoded import Encoded, encode
-from mirrorhead.lab.datasets.eraser import Rationales, load_eraser
-from mirrorhead.lab.datasets.imdb import load_imdb
-from mirrorhead.lab.datasets.tokenizer import load_tokenizer
+from mirrorhead.lab.datasets.encoded import Encoded, encode, load_tokenizer
+from mirrorhead.lab.datasets.reviews import Pairs, Rationales, load_cad, load_eraser, load_imdb
 from mirrorhead.lab.evaluation import rationales, sparsity
 from mirrorhead.lab.evaluation.attention_reading import normalized_entropy
 from mirrorhead.lab.evaluation.results import SHARES, SPLITS

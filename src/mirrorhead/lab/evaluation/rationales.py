@@ -20,8 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from mirrorhead.lab.datasets.cad import Pairs, edited
-from mirrorhead.lab.datasets.eraser import Rationales
+from mirrorhead.lab.datasets.reviews import Pairs, Rationales, edited
 from mirrorhead.lab.evaluation.attention_reading import rollout
 from mirrorhead.lab.evaluation.results import EditScores, RationaleScores
 from mirrorhead.lab.models.attention_maps import all_rows, attention_maps, evaluating

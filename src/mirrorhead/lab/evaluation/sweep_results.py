@@ -28,11 +28,17 @@ from mirrorhead.lab.runtime.errors import RunError
 from mirrorhead.lab.runtime.jobs import worker_processes
 from mirrorhead.lab.runtime.json_files import from_plain, read_json
 from mirrorhead.lab.runtime.progress import ProgressBars
-from mirrorhead.lab.training.comparisons import COMPARISONS, candidate_name
 from mirrorhead.lab.training.loggers import read_log
-from mirrorhead.lab.training.presets import PRESETS, Preset, Sets, load_sets
+from mirrorhead.lab.training.loop import read_score
+from mirrorhead.lab.training.presets import (
+    COMPARISONS,
+    PRESETS,
+    Preset,
+    Sets,
+    candidate_name,
+    load_sets,
+)
 from mirrorhead.lab.training.run_folder import Run, load_run, read_outcome
-from mirrorhead.lab.training.runs import read_score
 from mirrorhead.lab.training.settings import OptimizerSettings
 from mirrorhead.lab.training.sweeps import Asked
 

@@ -2,9 +2,9 @@
 
 from mirrorhead.lab.models.attention_maps import all_rows as all_rows
 from mirrorhead.lab.models.attention_maps import attention_maps as attention_maps
-from mirrorhead.lab.models.huggingface import HuggingFaceClassifier as HuggingFaceClassifier
+from mirrorhead.lab.models.paper import TextClassifier as TextClassifier
+from mirrorhead.lab.models.paper import TextSettings as TextSettings
+from mirrorhead.lab.models.paper import ViT as ViT
+from mirrorhead.lab.models.paper import ViTSettings as ViTSettings
+from mirrorhead.lab.models.pretrained import HuggingFaceClassifier as HuggingFaceClassifier
 from mirrorhead.lab.models.self_attention import SelfAttention as SelfAttention
-from mirrorhead.lab.models.text import TextClassifier as TextClassifier
-from mirrorhead.lab.models.text import TextSettings as TextSettings
-from mirrorhead.lab.models.vit import ViT as ViT
-from mirrorhead.lab.models.vit import ViTSettings as ViTSettings

@@ -72,15 +72,13 @@ class GPT(nn.Module):
         for name, param in self.named_parameters():
             if param.ndim == 2:
                 adds = name.endswith(("out.weight", "down.weight"))
-                scale = (2 * settings.layers) ** -0.5 if adds else 1.0
-                nn.init.normal_(param, std=0.02 * scale)
+                nn.init.normal_(param, std=0.02 * ((2 * settings.layers) ** -0.5 if adds else 1.0))
 
     def forward(self, ids: Tensor) -> Tensor:
         """ids: (b, T) -> (b, T, vocabulary)."""
-        if ids.shape[1] > self.settings.length:
-            raise ValueError(
-                f"ids must have at most {self.settings.length} columns, got {ids.shape[1]}"
-            )
+        most = self.settings.length
+        if ids.shape[1] > most:
+            raise ValueError(f"ids must have at most {most} columns, got {ids.shape[1]}")
         x = self.tokens(ids) + self.positions.weight[: ids.shape[1]]
         for block in self.blocks:
             x = block(x)

@@ -1,4 +1,4 @@
-"""Pretrained text encoders with a new linear head, for fine-tuning into a patch."""
+"""Hugging Face models: classifiers as they are, and encoders with a new head to fine-tune."""
 
 from __future__ import annotations
 
@@ -11,7 +11,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mirrorhead.patches.checkpoints import FileCheckpoint, checkpoint_files
+
 HEAD = "head.*"
+
+
+class HuggingFaceClassifier(nn.Module):
+    """Token numbers, padded with 0, to logits, by a model of the `transformers` library.
+
+    The model takes input_ids and attention_mask and returns `.logits`. Its vocabulary must be the
+    one the texts were encoded with, [PAD] = 0.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        pad = getattr(getattr(model, "config", None), "pad_token_id", 0)
+        if pad not in (0, None):
+            raise ValueError(f"model must have 0 as its padding token, it has {pad}")
+        self.model = model
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """ids: (b, T), 0 for padding -> (b, classes)."""
+        return self.model(input_ids=ids, attention_mask=(ids != 0).long()).logits
 
 
 class PretrainedError(ValueError):
@@ -32,26 +53,21 @@ def default_encoder() -> Path:
 class PretrainedClassifier(nn.Module):
     """A Hugging Face encoder, the mean over its tokens, and a linear head.
 
-    Args:
-        folder: of the encoder, in Hugging Face format with safetensors weights.
-        classes: number of classes.
-
-    Attributes:
-        encoder, head: the two parts.
-        base: the tensors of the folder's files by their names there.
+    `folder` has the encoder, with safetensors weights; `base` has their tensors by their names.
     """
 
     def __init__(self, folder: Path, classes: int) -> None:
         super().__init__()
         self.folder = folder
-        self.base = _read_base(folder)
+        files = FileCheckpoint(checkpoint_files(folder), str(folder))
+        self.base = {n: files.read(n).view(info.shape) for n, info in files.infos.items()}
         self.encoder: Any = load_encoder(folder)
         for module in self.encoder.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0  # a run of two epochs has no use for it
         self.head = nn.Linear(self.encoder.config.hidden_size, classes)
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
+        for parameter in self.head.parameters():
+            nn.init.zeros_(parameter)
         self._file_names = _file_names(self.encoder, self.base)
         own = self.encoder.state_dict()
         for name, inner in self._file_names.items():
@@ -70,12 +86,10 @@ class PretrainedClassifier(nn.Module):
 
     def train_matrices(self) -> dict[str, nn.Parameter]:
         """Freeze all of the encoder but the matrices of its blocks, and return those."""
-        found = {}
-        for name, parameter in self.encoder.named_parameters():
-            inside = re.search(r"\.\d+\.", name) is not None and parameter.ndim == 2
-            parameter.requires_grad_(inside)
-            if inside:
-                found[name] = parameter
+        self.encoder.requires_grad_(False)
+        found = _matrices(self.encoder)
+        for parameter in found.values():
+            parameter.requires_grad_(True)
         if not found:
             raise PretrainedError(f"{self.folder}: found no blocks with weight matrices")
         return found
@@ -148,19 +162,7 @@ def accuracy(model: PretrainedClassifier, tokens: Tokens, size: int = 128) -> fl
     for start in range(0, len(order), size):
         ids, mask, labels = tokens.batch(order[start : start + size])
         right += int((model(ids, mask).argmax(1) == labels).sum())
-    return right / len(tokens)
-
-
-def _read_base(folder: Path) -> dict[str, Tensor]:
-    from safetensors.torch import load_file
-
-    from mirrorhead.patches.checkpoints import checkpoint_files, read_header
-
-    state: dict[str, Tensor] = {}
-    for file in checkpoint_files(folder):
-        read_header(file)  # names the file if it is damaged
-        state |= load_file(file)
-    return state
+    return right / len(order)
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -195,10 +197,15 @@ def load_encoder(folder: Path) -> Any:
 
 def _file_names(encoder: nn.Module, base: dict[str, Tensor]) -> dict[str, str]:
     """Name in the file -> name in the encoder; a model with a head has a prefix in the file."""
-    names = {name: name for name in encoder.state_dict()}
+    names = encoder.state_dict()
     prefix = getattr(encoder, "base_model_prefix", "") + "."
     found = {file: name for name in names for file in (name, prefix + name) if file in base}
-    trained = {n for n, p in encoder.named_parameters() if re.search(r"\.\d+\.", n) and p.ndim == 2}
-    if missing := trained - set(found.values()):
-        raise PretrainedError(f"the base's files have no tensor for {sorted(missing)[0]!r}")
+    if missing := _matrices(encoder).keys() - set(found.values()):
+        raise PretrainedError(f"the base's files have no tensor for {min(missing)!r}")
     return found
+
+
+def _matrices(encoder: nn.Module) -> dict[str, nn.Parameter]:
+    """The matrices of the encoder's blocks, which have a number in their names."""
+    params = encoder.named_parameters()
+    return {name: p for name, p in params if re.search(r"\.\d+\.", name) and p.ndim == 2}

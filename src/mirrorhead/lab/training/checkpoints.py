@@ -31,7 +31,7 @@ MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.j
 
 @dataclass(frozen=True)
 class _OptimizerOptions:
-    """The part of an optimizer's state that is not tensors."""
+    """The part of an optimizer's state that is not tensors: by parameter, and by group."""
 
     numbers: dict[str, Any]
     groups: list[dict[str, Any]]
@@ -92,36 +92,29 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: Optimizer) -> dict[
         if state.format != FORMAT:
             raise RunError(f"{path} has format {state.format}; this version reads {FORMAT}")
         weights, tensors = (_load_tensors(path / name, state) for name in (MODEL, OPTIMIZER))
-        _check_state(path / STATE, state)
+        content = json.loads((path / STATE).read_bytes())
+        content.pop("sha256", None)
+        if state.sha256.get(STATE) not in (None, _sha256_json(content)):
+            raise RunError(f"{path / STATE} is damaged: its content does not have its checksum")
     except RunError as error:
         raise RunError(f"{error}. Delete {path} to resume from an earlier checkpoint") from error
     load_weights(model, weights, path)
     try:
         _load_optimizer(model, optimizer, tensors, state.optimizer)
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise RunError(
-            f"{path} does not fit this optimizer ({error!r})."
-            " Delete it to resume from an earlier checkpoint"
-        ) from error
+        remedy = "Delete it to resume from an earlier checkpoint"
+        raise RunError(f"{path} does not fit this optimizer ({error!r}). {remedy}") from error
     return state.run
 
 
 def _load_tensors(path: Path, state: _State) -> dict[str, Tensor]:
     content = read_bytes(path)
-    wanted = state.sha256.get(path.name)
-    if wanted is not None and sha256_of(content) != wanted:
+    if state.sha256.get(path.name) not in (None, sha256_of(content)):
         raise RunError(f"{path} is damaged: its checksum is not the one in {STATE}")
     try:
         return load(content)
     except SafetensorError as error:
         raise RunError(f"{path} is damaged: {error}") from error
-
-
-def _check_state(path: Path, state: _State) -> None:
-    content = json.loads(path.read_bytes())
-    sums = content.pop("sha256", {})
-    if STATE in sums and sums[STATE] != _sha256_json(content):
-        raise RunError(f"{path} is damaged: its content does not have its checksum")
 
 
 def _sha256_json(content: Any) -> str:
@@ -155,14 +148,9 @@ def _optimizer_parts(
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the optimizer's tensors by "name of parameter/name of state", and the rest."""
     names: dict[Tensor, str] = {param: name for name, param in model.named_parameters()}
-    tensors: dict[str, Tensor] = {}
-    numbers: dict[str, Any] = {}
-    for param, entries in optimizer.state.items():
-        for key, value in entries.items():
-            if isinstance(value, Tensor):
-                tensors[f"{names[param]}/{key}"] = _whole(value)
-            else:
-                numbers[f"{names[param]}/{key}"] = value
+    entries = {f"{names[p]}/{k}": v for p, own in optimizer.state.items() for k, v in own.items()}
+    tensors = {key: _whole(value) for key, value in entries.items() if isinstance(value, Tensor)}
+    numbers = {key: value for key, value in entries.items() if key not in tensors}
     # torch adds "differentiable" to groups that are loaded: without it, files are the same.
     groups = [
         {
@@ -193,10 +181,7 @@ def _load_optimizer(
             value = _like(value, param)
         state.setdefault(index, {})[key] = value
     groups = [
-        {
-            **group,
-            **{k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()},
-        }
+        group | {key: tuple(v) if isinstance(v, list) else v for key, v in saved.items()}
         for group, saved in zip(fresh["param_groups"], options.groups, strict=True)
     ]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
@@ -212,8 +197,8 @@ def _whole(tensor: Tensor) -> Tensor:
 def _like(saved: Tensor, tensor: Tensor) -> Tensor:
     """Return the whole tensor `saved` on the device of `tensor`, sharded in the same way."""
     saved = saved.to(tensor.device)
-    if is_sharded(tensor):
-        from torch.distributed.tensor import distribute_tensor
+    if not is_sharded(tensor):
+        return saved
+    from torch.distributed.tensor import distribute_tensor
 
-        return distribute_tensor(saved, tensor.device_mesh, tensor.placements)
-    return saved
+    return distribute_tensor(saved, tensor.device_mesh, tensor.placements)

@@ -22,6 +22,7 @@ from torch.optim import AdamW, Optimizer
 
 from mirrorhead.lab.datasets import load_imdb
 from mirrorhead.lab.models.gpt import GPT, GPTSettings
+from mirrorhead.lab.training.settings import check
 from mirrorhead.optim import MirrorAdam
 
 #: A line break and the printable ASCII characters; all others are left out of the text.
@@ -42,8 +43,7 @@ class LanguageSettings:
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "record_every", "windows"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+            check(name, getattr(self, name), low=1)
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,8 @@ class Method:
             return MirrorAdam(model.parameters(), lr, self.p, knee=self.knee)
         matrices = [param for param in model.parameters() if param.ndim >= 2]
         others = [param for param in model.parameters() if param.ndim < 2]
-        groups = [
-            {"params": matrices, "weight_decay": self.weight_decay},
-            {"params": others, "weight_decay": 0.0},
-        ]
-        return AdamW(groups, lr, fused=True)
+        decayed = {"params": matrices, "weight_decay": self.weight_decay}
+        return AdamW([decayed, {"params": others, "weight_decay": 0.0}], lr, fused=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,11 +84,8 @@ class Corpus:
             kept[np.flatnonzero(train.labels == label)[-HELD_OUT:]] = True
         texts = np.array(train.texts, dtype=object)
         score = np.random.default_rng(0).choice(len(other), 2 * HELD_OUT, replace=False)
-        return Corpus(
-            encode(texts[~kept]),
-            windows(encode(texts[kept]), settings),
-            windows(encode(other.texts[i] for i in score), settings),
-        )
+        held_out = (encode(texts[kept]), encode(other.texts[i] for i in score))
+        return Corpus(encode(texts[~kept]), *(windows(text, settings) for text in held_out))
 
 
 def encode(texts: Iterable[str]) -> Tensor:
@@ -166,8 +160,7 @@ def train(
         starts = rng.integers(len(corpus.train) - length + 1, size=settings.batch_size)
         optimizer.zero_grad()
         _loss(model, _cut(corpus.train, starts, length)).backward()
-        size = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        if not size.isfinite():
+        if not nn.utils.clip_grad_norm_(model.parameters(), 1.0).isfinite():
             break
         optimizer.step()
         if after_step is not None:

@@ -12,12 +12,14 @@ from mirrorhead._files import write_atomically
 from mirrorhead.lab.runtime.errors import RunError, UserError
 from mirrorhead.lab.runtime.progress import ProgressBars
 
+Kind = Literal["start", "step", "epoch", "end"]
+
 
 @dataclass(frozen=True)
 class Event:
     """Something that happened: after some steps, after an epoch, or at the start and the end."""
 
-    kind: Literal["start", "step", "epoch", "end"]
+    kind: Kind
     step: int
     steps: int  # of the whole run, if it is not stopped early
     epoch: int
@@ -31,18 +33,13 @@ Logger = Callable[[Event], None]
 class JsonLines:
     """One line of JSON for every event but "start".
 
-    Args:
-        path: the file. Events after `step` are dropped, as they will happen again; so is a last
-            line that was cut by a kill. Any other line that is not an event is an error.
-        step: where the run resumes.
+    Events that the file has after `step`, where the run resumes, are dropped, as they will happen
+    again; so is a last line that was cut by a kill. Any other line that is no event is an error.
     """
 
     def __init__(self, path: Path, step: int = 0) -> None:
-        kept = [
-            line
-            for line, event in read_log(path)
-            if event["step"] <= step and event["kind"] != "end"
-        ]
+        log = read_log(path)
+        kept = [line for line, event in log if event["step"] <= step and event["kind"] != "end"]
         write_atomically(path, "".join(kept).encode())
         self.path = path
 

@@ -22,8 +22,7 @@ class ProcessGroup:
     size: int = 1
 
     @property
-    def is_first(self) -> bool:
-        """Whether this process writes the files and prints."""
+    def is_first(self) -> bool:  # the one that writes the files and prints
         return self.rank == 0
 
     def part(self, batch: np.ndarray) -> np.ndarray:
@@ -77,21 +76,14 @@ def process_group() -> Iterator[ProcessGroup]:
         dist.init_process_group(backend, store=store, rank=rank, world_size=size)
         try:
             yield ProcessGroup(rank, size)
-            _leave_together(store, rank, size)
+            # Wait until no process needs the connections: closing one of gloo's resets it. A
+            # barrier alone does not protect the peer: the first process to return from it may close
+            # the connection while another is still inside (pytorch/gloo#155, open). The store
+            # outlives the group. More is in docs/reliability.md.
+            dist.barrier()
+            store.set(f"left-{rank}", "1")
+            store.wait([f"left-{other}" for other in range(size)])
         finally:
             dist.destroy_process_group()
     else:
         yield ProcessGroup()
-
-
-def _leave_together(store: dist.Store, rank: int, size: int) -> None:
-    """Wait until no process needs the connections any more.
-
-    Closing a gloo connection resets it. A barrier alone does not protect the peer: the first
-    process to return from it may close the connection while another is still inside
-    (pytorch/gloo#155, open). The store is not part of gloo and outlives the group.
-    docs/reliability.md says what is known of aborts in gloo.
-    """
-    dist.barrier()
-    store.set(f"left-{rank}", "1")
-    store.wait([f"left-{other}" for other in range(size)])

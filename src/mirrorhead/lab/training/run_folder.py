@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -99,37 +99,30 @@ def check_run_folder(folder: Path) -> dict[str, Any] | None:
     return None
 
 
-@contextmanager
-def locked_run(folder: Path, *, wait: bool = False) -> Iterator[None]:
+def locked_run(folder: Path, *, wait: bool = False) -> AbstractContextManager[None]:
     """Make the folder of a run and hold its lock; see `locked_folder`."""
     check_run_folder(folder)
-    with locked_folder(folder, wait=wait):
-        yield
+    return locked_folder(folder, wait=wait)
 
 
 @contextmanager
 def locked_folder(folder: Path, *, wait: bool = False) -> Iterator[None]:
     """Make the folder and hold its lock, which ends with the process.
 
-    Other machines see the lock if they share the file system and it has locks, as NFS does.
-
-    Args:
-        wait: until another process releases it; else a BlockingIOError is raised.
+    Other machines see the lock if they share the file system and it has locks, as NFS does. While
+    another process holds it, `wait`, or a BlockingIOError is raised.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / LOCK
-    lock = FileLock(path, timeout=-1 if wait else 0, poll_interval=0.5)
     try:
-        lock.acquire()
+        lock = FileLock(path, timeout=-1 if wait else 0, poll_interval=0.5).acquire()
     except Timeout:
         raise BlockingIOError(f"{folder} is in use by another process") from None
     except OSError as error:
         why = f"the file system cannot lock files ({error.strerror})"
         raise OSError(error.errno, why, str(path)) from error
-    try:
+    with lock:  # which releases it
         yield
-    finally:
-        lock.release()
 
 
 def claim(folder: Path, about: dict[str, Any], *, write: bool) -> None:
@@ -138,19 +131,16 @@ def claim(folder: Path, about: dict[str, Any], *, write: bool) -> None:
     Leftovers of a killed process are removed, once the folder is known to be this run's.
     """
     there = check_run_folder(folder)
-    if there is None:
-        if not write:
-            return
-        write_json(folder / SETTINGS, about)
-    else:
-        for key, value in about.items():
-            old = there.get(key)
-            if old != value and not (key in DATA and _same_data(old, value)):
-                raise RunError(
-                    f"{folder} holds a run with other settings: {key} is {old!r} there,"
-                    f" {value!r} here. Choose another folder"
-                )
+    for key, value in about.items():
+        old = value if there is None else there.get(key)
+        if old != value and not (key in DATA and _same_data(old, value)):
+            raise RunError(
+                f"{folder} holds a run with other settings: {key} is {old!r} there,"
+                f" {value!r} here. Choose another folder"
+            )
     if write:
+        if there is None:
+            write_json(folder / SETTINGS, about)
         (folder / "checkpoints").mkdir(exist_ok=True)
         remove_leftovers(folder, r"(settings|preset|result)\.json|best\.safetensors|log\.jsonl")
         remove_leftovers(folder / "checkpoints", r"step-\d+")
@@ -185,10 +175,8 @@ def describe_run(folder: str | Path, chosen: Preset) -> None:
 
 def read_outcome(folder: Path) -> Outcome | None:
     """Return the outcome of a finished run; None if it has not finished."""
-    path = folder / RESULT
-    if not path.exists():
-        return None
-    return read_json(path, Outcome, "Delete it, and the run resumes from its last checkpoint")
+    path, remedy = folder / RESULT, "Delete it, and the run resumes from its last checkpoint"
+    return read_json(path, Outcome, remedy) if path.exists() else None
 
 
 def load_run(folder: str | Path) -> Run:
@@ -222,7 +210,7 @@ class SavedWeights:
             torch.manual_seed(self.run.preset.training.seed)  # as in `complete_run`
             model.load_state_dict(self.run.preset.build().state_dict())
         else:
-            _load_weights(self.path, model)
+            _load_weights(self.path, model, self.path.read_bytes())
 
 
 def weights_along(run: Run) -> list[SavedWeights]:
@@ -253,9 +241,8 @@ def _epoch_of(path: Path) -> int | None:
 
 def load_best(folder: Path, model: nn.Module) -> None:
     """Load the weights that the run kept; their checksum is compared with the finished run's."""
-    path = folder / BEST
+    path, outcome = folder / BEST, read_outcome(folder)
     content = read_bytes(path)
-    outcome = read_outcome(folder)
     if outcome and outcome.sha256 and sha256_of(content) != outcome.sha256:
         raise RunError(
             f"{path} is damaged: its SHA-256 is not the one in {RESULT}. Delete {RESULT} and"
@@ -264,9 +251,9 @@ def load_best(folder: Path, model: nn.Module) -> None:
     _load_weights(path, model, content)
 
 
-def _load_weights(path: Path, model: nn.Module, content: bytes | None = None) -> None:
+def _load_weights(path: Path, model: nn.Module, content: bytes) -> None:
     try:
-        model.load_state_dict(load(path.read_bytes() if content is None else content))
+        model.load_state_dict(load(content))
     except (SafetensorError, ValueError, RuntimeError) as error:
         first = str(error).splitlines()[0]
         raise RunError(f"{path} cannot be read as the weights of this run: {first}") from error
@@ -274,7 +261,7 @@ def _load_weights(path: Path, model: nn.Module, content: bytes | None = None) ->
 
 @dataclass(frozen=True)
 class _StoredPreset:
-    """A preset as it is written: which class the model's settings are depends on the data."""
+    """A preset as it is written; the data say which class the model's settings are."""
 
     data: Literal["imdb", "cifar10"]
     model: dict[str, Any]

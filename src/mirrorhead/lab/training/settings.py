@@ -1,11 +1,19 @@
-"""Everything that decides a run's result, in two dataclasses."""
+"""Everything that decides a run's result, in two dataclasses, and the optimizer that they name."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
+
+import torch
+from torch import nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from mirrorhead.optim import MirrorAdam, MirrorDescent
+from mirrorhead.optim._sharded import local
 
 OptimizerName = Literal["mirror-descent", "mirror-adam", "adamw", "sgd", "proximal-l1"]
 OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
@@ -41,7 +49,7 @@ class OptimizerSettings:
     def __post_init__(self) -> None:
         if self.name not in OPTIMIZERS:
             raise ValueError(f"name must be one of {', '.join(OPTIMIZERS)}, got {self.name!r}")
-        _check("lr", self.lr, low=0, open_low=True)
+        check("lr", self.lr, low=0, open_low=True)
         own = OPTIONS[self.name]
         for option in ("p", "momentum", "normalize", "weight_decay", "l1"):
             if option not in own and getattr(self, option) not in (None, 0):
@@ -49,62 +57,44 @@ class OptimizerSettings:
         if "p" in own:
             if self.p is None:
                 raise ValueError(f"{self.name} needs p")
-            _check("p", self.p, low=1, open_low=True)
-        _check("momentum", self.momentum, low=0, below=1)
-        _check("weight_decay", self.weight_decay, low=0)
-        _check("l1", self.l1, low=0)
+            check("p", self.p, low=1, open_low=True)
+        check("momentum", self.momentum, low=0, below=1)
+        check("weight_decay", self.weight_decay, low=0)
+        check("l1", self.l1, low=0)
         if self.normalize is not None:
             _check_word("normalize", self.normalize, "tensor", "global")
 
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """How long, in what order and at what rate to train.
+    """How long, in what order and at what rate to train."""
 
-    Args:
-        epochs: passes over the training set, at most.
-        batch_size: over all processes together.
-        optimizer: see `OptimizerSettings`.
-        schedule: "constant", or "cosine" from lr to 0 over all epochs.
-        warmup: share of all steps in which lr grows from 0.
-        clip: largest 2-norm of the gradient, or None.
-        stop_at: stop after an epoch in which this share of the training examples was
-            classified correctly, with dropout on; 1 or less.
-        choose: which epoch's weights are kept and scored: the one with the "best" validation
-            accuracy, or the "last".
-        milestones: shares of the training examples. The weights after the first epoch that
-            reaches each are kept as well; 0 is the first epoch.
-        seed: of the order of examples and of dropout.
-        checkpoint_every: steps between checkpoints, beside one after every epoch.
-        keep: number of checkpoints to keep.
-        compile: train through torch.compile.
-        fused: use the optimizer's fused kernels, where they can be built.
-        parallel: with several processes, replicate the model ("ddp") or shard it ("fsdp").
-    """
-
-    epochs: int = 5
-    batch_size: int = 32
+    epochs: int = 5  # passes over the training set, at most
+    batch_size: int = 32  # over all processes together
     optimizer: OptimizerSettings = field(default_factory=lambda: OptimizerSettings(p=1.1))
-    schedule: Literal["constant", "cosine"] = "constant"
-    warmup: float = 0.0
-    clip: float | None = None
+    schedule: Literal["constant", "cosine"] = "constant"  # cosine: from lr to 0 over all epochs
+    warmup: float = 0.0  # share of all steps in which lr grows from 0
+    clip: float | None = None  # largest 2-norm of the gradient
+    # Stop after an epoch with this share of the training examples right, with dropout on.
     stop_at: float | None = None
+    # Keep and score the weights of the epoch with the best validation accuracy, or of the last.
     choose: Literal["best", "last"] = "best"
+    # Keep also those after the first epoch with each share of training examples right; 0: epoch 1.
     milestones: tuple[float, ...] = ()
-    seed: int = 0
-    checkpoint_every: int = 500
-    keep: int = 2
-    compile: bool = False
-    fused: bool = False
-    parallel: Literal["ddp", "fsdp"] = "ddp"
+    seed: int = 0  # of the order of examples and of dropout
+    checkpoint_every: int = 500  # steps between checkpoints, beside one after every epoch
+    keep: int = 2  # checkpoints
+    compile: bool = False  # train through torch.compile
+    fused: bool = False  # use the optimizer's fused kernels, where they can be built
+    parallel: Literal["ddp", "fsdp"] = "ddp"  # several processes replicate the model, or shard it
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "checkpoint_every", "keep"):
-            _check(name, getattr(self, name), low=1)
-        _check("seed", self.seed, low=0, below=2**63)
-        _check("warmup", self.warmup, low=0, below=1)
+            check(name, getattr(self, name), low=1)
+        check("seed", self.seed, low=0, below=2**63)
+        check("warmup", self.warmup, low=0, below=1)
         if self.clip is not None:
-            _check("clip", self.clip, low=0, open_low=True)
+            check("clip", self.clip, low=0, open_low=True)
         if self.stop_at is not None and not 0 < self.stop_at <= 1:
             raise ValueError(f"stop_at must be above 0 and at most 1, got {self.stop_at}")
         if not all(0 <= share <= 1 for share in self.milestones):
@@ -147,10 +137,65 @@ def _check_word(name: str, value: str, one: str, other: str) -> None:
         raise ValueError(f'{name} must be "{one}" or "{other}", got {value!r}')
 
 
-def _check(
+def check(
     name: str, value: float, low: float, below: float = math.inf, open_low: bool = False
 ) -> None:
     if not (value > low if open_low else value >= low) or not value < below:
         than = "greater than" if open_low else "at least"
         limit = "" if below == math.inf else f" and less than {below:,}"
         raise ValueError(f"{name} must be {than} {low:g}{limit}, got {value!r}")
+
+
+def build_optimizer(
+    model: nn.Module, settings: OptimizerSettings, fused: bool = False
+) -> Optimizer:
+    """The optimizer that `settings` names, for all parameters of the model.
+
+    >>> build_optimizer(nn.Linear(2, 1), OptimizerSettings("sgd", lr=0.1, momentum=0.9)).__class__
+    <class 'torch.optim.sgd.SGD'>
+    """
+    params = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
+    kind, extra = _KINDS[settings.name]
+    how = {name: getattr(settings, name) for name in OPTIONS[settings.name]} | extra
+    # On a CPU the mirror optimizers take their C step by default; their fused step is compiled by
+    # torch for tens of seconds and is no faster there.
+    on_cpu = all(param.device.type == "cpu" for _, param in params)
+    if fused and not (kind in (MirrorDescent, MirrorAdam) and on_cpu):
+        how["fused"] = True
+    return kind(params, settings.lr, **how)
+
+
+class ProximalSGD(SGD):
+    """SGD with momentum, then the proximal step of l1 ||w||_1: the classical way to sparse weights.
+
+    w <- sign(w) max(|w| - lr l1, 0) after each step, for matrices; vectors (gains, biases) are
+    left alone.
+    """
+
+    def __init__(
+        self, params: Any, lr: float, momentum: float = 0.0, l1: float = 0.0, **how: Any
+    ) -> None:
+        super().__init__(params, lr, momentum=momentum, **how)
+        self.l1 = l1
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        loss = super().step(closure)
+        with torch.no_grad():
+            for group in self.param_groups:
+                threshold = float(group["lr"]) * self.l1
+                for param in group["params"]:
+                    if param.ndim >= 2 and param.grad is not None and threshold > 0:
+                        weight = local(param)
+                        weight.copy_(nn.functional.softshrink(weight, threshold))
+        return loss
+
+
+#: The class of each optimizer, and options that are not in the settings.
+_KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "mirror-descent": (MirrorDescent, {}),
+    # The pure power and its floor, as in the stored results: they predate the knee.
+    "mirror-adam": (MirrorAdam, {"knee": None, "rms_floor": 1e-2}),
+    "adamw": (AdamW, {}),
+    "sgd": (SGD, {}),
+    "proximal-l1": (ProximalSGD, {}),
+}

@@ -3,30 +3,39 @@
 Every candidate gets the same number of learning rates; each is run once, and validation accuracy
 alone chooses. The chosen one is run again with every seed, and only these runs read the test set.
 Each run has a folder named by a hash of its settings: a finished run is not run again, and two
-sweeps may share a folder.
+sweeps may share a folder. A second process that wants the same run waits for the first and takes
+its result. Between machines this needs a shared file system with locks.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial as bound
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from mirrorhead._files import write_atomically, write_json
-from mirrorhead.lab.datasets.fingerprint import fingerprint
+from mirrorhead.lab.datasets.batches import fingerprint
 from mirrorhead.lab.datasets.sources import data_root
-from mirrorhead.lab.runtime.errors import SweepError
+from mirrorhead.lab.runtime.errors import Diverged, SweepError
 from mirrorhead.lab.runtime.fingerprints import digest
 from mirrorhead.lab.runtime.jobs import Backend, Failure, Work, interrupts, local
-from mirrorhead.lab.training.presets import Preset, preset
+from mirrorhead.lab.training import run_folder
+from mirrorhead.lab.training.loop import ARITHMETIC, complete_run, read_score
+from mirrorhead.lab.training.presets import Preset, Sets, load_sets, preset
 from mirrorhead.lab.training.settings import OptimizerSettings, TrainSettings
-from mirrorhead.lab.training.trials import Trial, find_trial, run_trial, trial_sets
 
 Candidates = Mapping[str, Sequence[OptimizerSettings]]
+
+_ONE_AT_A_TIME = threading.Lock()  # torch's random numbers belong to the whole process
+DIVERGED = "diverged.json"
 
 
 @dataclass(frozen=True)
@@ -40,7 +49,6 @@ class Asked:
 
     @staticmethod
     def of(base: str, candidates: Candidates, seeds: Sequence[int], epochs: int | None) -> Asked:
-        """Describe the arguments of `sweep`."""
         rivals = {name: list(rules) for name, rules in candidates.items()}
         return Asked(base, epochs, list(seeds), rivals)
 
@@ -52,8 +60,8 @@ class Asked:
         """Return the settings of one run."""
         found = preset(self.preset, rule)
         epochs = found.training.epochs if self.epochs is None else self.epochs
-        changes = {"seed": seed, "epochs": epochs}
-        return dataclasses.replace(found, training=dataclasses.replace(found.training, **changes))
+        training = dataclasses.replace(found.training, seed=seed, epochs=epochs)
+        return dataclasses.replace(found, training=training)
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,40 @@ class Tuned:
     chosen: OptimizerSettings | None  # None if every learning rate diverged
     tried: tuple[dict[str, Any], ...]
     final: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A run to make: the candidate it belongs to, its settings, the folder of all runs, its data.
+
+    With `test`, the weights of the best epoch are scored on the test set.
+    """
+
+    candidate: str
+    chosen: Preset
+    root: Path
+    data: Path | None = None
+    partial: bool = False
+    test: bool = False
+
+    def __str__(self) -> str:
+        training = self.chosen.training
+        return f"{self.candidate}, lr {training.optimizer.lr:g}, seed {training.seed}"
+
+    @property
+    def folder(self) -> Path:
+        return self.root / run_key(self.chosen)
+
+
+def run_key(chosen: Preset) -> str:
+    """Return a name that changes with everything that changes the result.
+
+    >>> from mirrorhead.lab.training import preset
+    >>> run_key(preset("laptop", p=1.1)) == run_key(preset("laptop", p=2.0))
+    False
+    """
+    about = {**dataclasses.asdict(chosen), "training": chosen.training.identity()}
+    return digest([ARITHMETIC, about])
 
 
 #: Called after every run: the trial, its record or why there is none, whether it was done before.
@@ -105,8 +147,7 @@ def sweep(
     asked = Asked.of(base, candidates, seeds, epochs)
     failures = asked.record(out).with_suffix(".failures.txt")
     first = asked.run(next(iter(candidates.values()))[0], seeds[0])
-    sets = trial_sets(first, source, partial)  # encode once
-    prints = fingerprint(sets.train), fingerprint(sets.validation)
+    _, prints = _trial_sets(first, source, partial)  # encode once
     runner = _Runner(backend or local(jobs), prints, listener or (lambda *_: None))
 
     def trial(name: str, rule: OptimizerSettings, seed: int, test: bool) -> Trial:
@@ -133,9 +174,7 @@ def sweep(
             f" same sweep resumes from there:{lines}"
         )
     failures.unlink(missing_ok=True)
-    result = [
-        Tuned(name, rule, tuple(tried[name]), tuple(final[name])) for name, rule in chosen.items()
-    ]
+    result = [Tuned(n, rule, tuple(tried[n]), tuple(final[n])) for n, rule in chosen.items()]
     record = {"asked": dataclasses.asdict(asked), "rule": _rule(asked, first.training)}
     record["tuned"] = [dataclasses.asdict(one) for one in result]
     write_json(asked.record(out), record)
@@ -153,7 +192,7 @@ class _Runner:
 
     def run(self, trials: Mapping[str, Sequence[Trial]]) -> dict[str, list[dict[str, Any]]]:
         """Return the records of all candidates without a failed run, in the order of the trials."""
-        work = Work(run_trial, run_trial, bound(find_trial, self.prints))
+        work = Work(run_trial, run_trial, functools.partial(find_trial, self.prints))
         records: dict[Trial, dict[str, Any]] = {}
         todo: list[Trial] = []
         for trial in [trial for group in trials.values() for trial in group]:
@@ -167,10 +206,8 @@ class _Runner:
                 if interrupted():
                     raise KeyboardInterrupt
                 if not isinstance(outcome, Failure) and not _arrives(work, trial):
-                    outcome = Failure(
-                        f"done, but {trial.folder} is not visible here: is the"
-                        " folder shared by all machines?"
-                    )
+                    why = "is not visible here: is the folder shared by all machines?"
+                    outcome = Failure(f"done, but {trial.folder} {why}")
                 if isinstance(outcome, Failure):
                     self.failed.append((trial, outcome))
                 else:
@@ -200,22 +237,20 @@ def _best(
     With milestones, those that passed the most of them come first: a small rate that leaves the
     training set half learnt would otherwise win by stopping early.
     """
-    alive = [
-        (
-            -sum(record["train_accuracy"] >= share for share in training.milestones),
-            -record["validation_accuracy"],
-            rule.lr,
-            i,
-        )
-        for i, (rule, record) in enumerate(zip(rules, records, strict=True))
-        if not record["diverged"]
-    ]
-    return rules[min(alive)[-1]] if alive else None
+
+    def rank(pair: tuple[OptimizerSettings, dict[str, Any]]) -> tuple[int, float, float]:
+        rule, record = pair
+        passed = sum(record["train_accuracy"] >= share for share in training.milestones)
+        return -passed, -record["validation_accuracy"], rule.lr
+
+    pairs = zip(rules, records, strict=True)
+    alive = [pair for pair in pairs if not pair[1]["diverged"]]
+    return min(alive, key=rank)[0] if alive else None
 
 
 def _check(candidates: Candidates, seeds: Sequence[int]) -> None:
     counts = {name: len(rules) for name, rules in candidates.items()}
-    if not counts or not all(counts.values()) or len(set(counts.values())) != 1:
+    if len(set(counts.values())) != 1 or not all(counts.values()):
         raise ValueError(
             f"candidates must have the same number of learning rates, at least 1 each, got {counts}"
         )
@@ -244,3 +279,63 @@ def _rule(asked: Asked, training: TrainSettings) -> str:
         f" with seed {asked.seeds[0]}; {chooses}, of equals the smaller rate;"
         " the chosen one is run with every seed, and only these read the test set"
     )
+
+
+def run_trial(trial: Trial) -> dict[str, Any]:
+    """Make the run, or what is left of it; return a record of the outcome.
+
+    A run that diverged is a result too, and is not tried again.
+    """
+    torch.set_num_threads(1)
+    folder, chosen = trial.folder, trial.chosen
+    with _ONE_AT_A_TIME:
+        sets, prints = _trial_sets(chosen, trial.data, trial.partial)
+        with run_folder.locked_run(folder, wait=True):  # another process may be at it
+            found = find_trial(prints, trial)
+        if found is None:
+            try:
+                complete_run(chosen, sets, folder, test=trial.test, wait=True)
+            except Diverged as error:
+                write_json(folder / DIVERGED, {"error": str(error)})
+            found = find_trial(prints, trial)
+        assert found is not None
+        return found
+
+
+def find_trial(prints: tuple[str, str], trial: Trial) -> dict[str, Any] | None:
+    """Return the record of a finished run on data with these fingerprints; None if not finished."""
+    folder, chosen = trial.folder, trial.chosen
+    # A listing asks a network file system again, where a test for one name may be answered from
+    # its cache.
+    there = set(os.listdir(folder)) if folder.is_dir() else set[str]()
+    settings = run_folder.check_run_folder(folder)
+    if settings is None or not run_folder.data_matches(settings, prints):
+        return None
+    training = chosen.training
+    record = {"run": folder.name, "seed": training.seed, **dataclasses.asdict(training.optimizer)}
+    if DIVERGED in there:
+        return {**record, "diverged": True}
+    outcome = run_folder.read_outcome(folder)
+    score = read_score(folder) if trial.test else None
+    if outcome is None or "preset.json" not in there or (trial.test and score is None):
+        return None
+    record |= {
+        "diverged": False,
+        "best_epoch": outcome.best_epoch,
+        "validation_accuracy": outcome.best_accuracy,
+        "train_accuracy": outcome.epochs[outcome.best_epoch - 1]["train_accuracy"],
+    }
+    if score is not None:
+        record["test_accuracy"] = score.accuracy
+    return record
+
+
+def _trial_sets(chosen: Preset, data: Path | None, partial: bool) -> tuple[Sets, tuple[str, str]]:
+    """Return a preset's data, read once in a process that makes many runs, and fingerprints."""
+    sets = _sets(dataclasses.replace(chosen, training=TrainSettings()), data, partial)
+    return sets, (fingerprint(sets.train), fingerprint(sets.validation))
+
+
+@functools.lru_cache(maxsize=1)
+def _sets(chosen: Preset, data: Path | None, partial: bool) -> Sets:
+    return load_sets(chosen, data, partial=partial)

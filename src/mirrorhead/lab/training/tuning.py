@@ -17,6 +17,7 @@ from mirrorhead.lab.models.pretrained import HEAD, PretrainedClassifier, Tokens,
 from mirrorhead.lab.runtime.errors import Diverged
 from mirrorhead.lab.training.checkpoints import checkpoints as find_checkpoints
 from mirrorhead.lab.training.checkpoints import load_checkpoint, save_checkpoint
+from mirrorhead.lab.training.settings import check
 from mirrorhead.optim import MirrorAdam
 from mirrorhead.patches import Patch
 
@@ -26,28 +27,17 @@ SHARES = (1.0, 0.1, 0.01, 0.003, 0.001, 0.0003, 0.0001)
 
 @dataclass(frozen=True)
 class TuneSettings:
-    """How to fine-tune.
+    """How to fine-tune."""
 
-    Args:
-        p: exponent of the norm, above 1: the nearer to 1, the fewer weights matter.
-        reach: how far a weight moves whose gradient never changes sign; None: `default_reach`.
-        texts: number of training texts, drawn at random; None: all.
-        epochs, batch_size: of training.
-        max_length: tokens of a text.
-        head_lr: AdamW's rate for the new head.
-        warmup: share of the steps in which rates grow from 0; then they fall linearly to 0.
-        seed: of the order of the texts and of the draw.
-    """
-
-    p: float = 1.03
-    reach: float | None = None
-    texts: int | None = 2000
+    p: float = 1.03  # exponent of the norm, above 1: the nearer to 1, the fewer weights matter
+    reach: float | None = None  # of a weight whose gradient keeps its sign; None: `default_reach`
+    texts: int | None = 2000  # to train on, drawn at random; None: all
     epochs: int = 2
     batch_size: int = 32
-    max_length: int = 32
-    head_lr: float = 5e-3
-    warmup: float = 0.1
-    seed: int = 0
+    max_length: int = 32  # tokens of a text
+    head_lr: float = 5e-3  # AdamW's rate for the new head
+    warmup: float = 0.1  # share of the steps in which rates grow from 0; then they fall to 0
+    seed: int = 0  # of the order of the texts and of the draw
 
     def __post_init__(self) -> None:
         if not 1 < self.p <= 2:
@@ -56,15 +46,11 @@ class TuneSettings:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} must be above 0, got {value}")
-        for name in ("epochs", "batch_size", "max_length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.texts is not None and self.texts < 1:
-            raise ValueError(f"texts must be at least 1, got {self.texts}")
-        if self.seed < 0:
-            raise ValueError(f"seed must be at least 0, got {self.seed}")
-        if not 0 <= self.warmup < 1:
-            raise ValueError(f"warmup must be at least 0 and less than 1, got {self.warmup}")
+        for name in ("texts", "epochs", "batch_size", "max_length"):
+            if getattr(self, name) is not None:
+                check(name, getattr(self, name), low=1)
+        check("seed", self.seed, low=0)
+        check("warmup", self.warmup, low=0, below=1)
 
 
 def default_reach(p: float) -> float:
@@ -109,7 +95,7 @@ class TuneSets:
 
 @dataclass
 class TuneResult:
-    """What a run gives: the mean loss of each epoch, and validation accuracy after it."""
+    """The mean loss of each epoch, and validation accuracy after it."""
 
     losses: list[float] = field(default_factory=list)
     validation: list[float] = field(default_factory=list)
@@ -136,9 +122,6 @@ def fine_tune(
     """Train the head with AdamW and the encoder's matrices with `optimizer`.
 
     Args:
-        model: as it comes from its folder.
-        sets: the texts.
-        settings: see `TuneSettings`.
         optimizer: centred mirror descent with the settings' p and reach, unless given.
         after_step: called after each step with the schedule's factor.
         on_epoch: called with the epoch, its mean loss, and validation accuracy.
@@ -169,20 +152,20 @@ def fine_tune(
         model.train()
         total = 0.0
         for places in batches:
+            factor = factors[min(step, steps - 1)]
             groups = (group for o in (optimizer, head) for group in o.param_groups)
             for group, rate in zip(groups, rates, strict=True):
-                group["lr"] = rate * factors[min(step, steps - 1)]
+                group["lr"] = rate * factor
             ids, mask, labels = sets.train.batch(places)
             loss = nn.functional.cross_entropy(model(ids, mask).float(), labels)
             if not math.isfinite(loss.item()):
                 raise Diverged(f"the loss is {loss.item()} in step {step}: reduce the rate")
             loss.backward()
-            optimizer.step()
-            head.step()
-            optimizer.zero_grad()
-            head.zero_grad()
+            for one in (optimizer, head):
+                one.step()
+                one.zero_grad()
             if after_step is not None:
-                after_step(factors[min(step, steps - 1)])
+                after_step(factor)
             total += loss.item()
             step += 1
         result.losses.append(total / len(batches))
@@ -199,10 +182,8 @@ def _resumed(
     folder: Path, model: PretrainedClassifier, encoder: Optimizer, head: Optimizer
 ) -> TuneResult:
     """Load the newest epoch that has both checkpoints, and return what was measured so far."""
-    heads, encoders = (
-        {path.name for path in find_checkpoints(folder / name)} for name in ("head", "encoder")
-    )
-    newest = max(heads & encoders, default=None)
+    both = [{path.name for path in find_checkpoints(folder / n)} for n in ("head", "encoder")]
+    newest = max(both[0] & both[1], default=None)
     if newest is None:
         return TuneResult()
     load_checkpoint(folder / "head" / newest, model, head)
@@ -237,10 +218,7 @@ def size_table(
     rows = []
     for share in shares:
         patch = patch_of(model, tuned, None if share == 1 else max(1, round(share * weights)))
-        state = dict(model.base)
-        for name, tensor in state.items():
-            if name in patch.tensors:
-                state[name] = tensor.clone()
+        state = {n: t.clone() if n in patch.tensors else t for n, t in model.base.items()}
         patch.apply(state)
         model.load_tuned(state)
         scored = accuracy(model, sets.test) if test else None
