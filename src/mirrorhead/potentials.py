@@ -97,7 +97,7 @@ class PNorm:
                 if not bool((norm > 0).all()):
                     raise ValueError(f"{name} has a zero or NaN slice, which has no direction")
                 units.append(x / norm)
-            return _sum(_entry_divergence(*units, self.p), dims)
+            return _sum(_entry_divergence(units[0], units[1], self.p), dims)
 
         return _in_wide(divergence, w, v)
 

@@ -57,9 +57,10 @@ class CenteredPlan:
             for i, (ok, its_largest) in zip(batch, results, strict=True):
                 finite[i] &= ok
                 largest[i] = its_largest
+        done = {i for batch in in_c for i in batch}
         moved: dict[int, Tensor] = {}
         for i, state in enumerate(states):
-            if not any(i in batch for batch in in_c):
+            if i not in done:
                 assert state.stored is not None
                 finite[i] &= is_finite(state.grad)
                 moved[i] = _move_dual(state, old[i])
