@@ -54,8 +54,11 @@ def assumption_b(
     tokens = check_tokens(tokens, valid)
     generator = torch.Generator().manual_seed(seed)
     dims = len(lead)
-    data = (x.reshape(-1, *x.shape[dims:]) for x in (problem.X, problem.y, tokens, valid))
-    found = [_search(*part, p, samples, generator) for part in zip(*data, strict=True)]
+    X, y, tokens, valid = (
+        x.reshape(-1, *x.shape[dims:]) for x in (problem.X, problem.y, tokens, valid)
+    )
+    parts = zip(X, y, tokens, valid, strict=True)
+    found = [_search(*part, p, samples, generator) for part in parts]
     return torch.stack(found).reshape(lead)
 
 

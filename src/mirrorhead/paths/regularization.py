@@ -280,6 +280,6 @@ def _flattened(problem: AttentionProblem) -> AttentionProblem:
     def flat(x: Tensor) -> Tensor:
         return x.reshape(-1, *x.shape[dims:])
 
-    data = map(flat, (problem.X, problem.z, problem.y, problem.v))
+    X, z, y, v = map(flat, (problem.X, problem.z, problem.y, problem.v))
     mask = None if problem.mask is None else flat(problem.mask)
-    return AttentionProblem(*data, problem.loss_name, mask)
+    return AttentionProblem(X, z, y, v, problem.loss_name, mask)
