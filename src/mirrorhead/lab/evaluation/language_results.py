@@ -37,7 +37,7 @@ METHODS: dict[str, Method] = {
     "MirrorAdam p=1.1, no knee": Method(p=1.1, knee=None),
 }
 #: From the most usual to the least, which is the order of the runs.
-RATES = (1e-3, 3e-3, 3e-4, 1e-2)
+RATES = (1e-3, 3e-3, 1e-2, 3e-2)
 TUNING_SEED = 0
 SEEDS = (1, 2, 3, 4, 5)
 TABLE_SEEDS = (1, 2)
