@@ -178,6 +178,8 @@ def test_eraser_marks_words_up_to_the_end(tmp_path: Path) -> None:
     ("change", "says"),
     [
         ({"classification": "MIXED"}, "the label 'MIXED'"),
+        ({"classification": ["POS"]}, r"the label \['POS'\]"),
+        ({"annotation_id": "\0"}, "cannot be read"),
         ({"annotation_id": "../negR_val.txt"}, "is no name"),
         ({"annotation_id": "gone.txt"}, r"gone\.txt is missing"),
         ({"evidences": [[{"docid": "negR_val.txt", "start_token": 3, "end_token": 10}]]}, "do not"),

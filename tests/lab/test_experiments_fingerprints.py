@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -192,16 +193,19 @@ def test_a_run_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert before["experiment_of_mine"] == after["experiment_of_mine"]
 
 
+@pytest.mark.parametrize(
+    ("name", "start", "call"),
+    [("one_name", "from mirrorhead import PNorm", "PNorm(p)"),
+     ("the_package", "import mirrorhead as mh", "mh.PNorm(p)")],
+)  # fmt: skip
 def test_public_names_are_followed_through_the_lazy_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, start: str, call: str
 ) -> None:
-    (tmp_path / "lazily.py").write_text(
-        "from mirrorhead import PNorm\n\ndef run(p):\n    return PNorm(p)\n"
-    )
+    (tmp_path / f"{name}.py").write_text(f"{start}\n\ndef run(p):\n    return {call}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    import lazily  # pyright: ignore[reportMissingImports]
-
-    assert code_of(lazily.run).keys() >= {"lazily", "mirrorhead.potentials"}
+    found = code_of(importlib.import_module(name).run)
+    assert found.keys() >= {name, "mirrorhead.potentials"}
+    assert not any(key.startswith("mirrorhead.lab") for key in found)
 
 
 def test_digests() -> None:

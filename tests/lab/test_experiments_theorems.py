@@ -119,6 +119,8 @@ def test_theorem_4_is_a_bound() -> None:
     assert doctored("theorem-4", **{**good, "slope": square - 0.4}) == "holds"
     assert doctored("theorem-4", **{**good, "excess": rises}) == "does not hold"
     assert doctored("theorem-4", **{**good, "local": ~local}) == "does not hold"
+    some = {**result.arrays, "local": local & (np.arange(3) > 0)}
+    theorem_4.draw(replace(result, arrays=some))  # no trial of the first p has a curve
 
 
 @pytest.mark.parametrize(("p", "bound"), [(1.5, "l/N**.5"), (2, "l**2/N"), (3, "l/N")])

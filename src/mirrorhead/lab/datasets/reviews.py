@@ -94,7 +94,7 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
         text = path.read_bytes().decode(encoding)
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # not UTF-8, or a zero byte in the name
         raise DataError(f"{path} cannot be read: {error}") from error
     if not text.strip():
         raise DataError(f"{path} is empty")
@@ -228,7 +228,7 @@ def _pair_row(where: str, line: str) -> tuple[int, str, str]:
 
 
 def _label(where: str, label: Any, known: dict[str, int]) -> int:
-    if label not in known:
+    if not isinstance(label, str) or label not in known:
         raise DataError(f"{where}: the label {label!r} is not one of {list(known)}")
     return known[label]
 

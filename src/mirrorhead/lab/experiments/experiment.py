@@ -1,6 +1,6 @@
 """What an experiment is: an object that computes, draws and judges one claim.
 
-Its module ends with `EXPERIMENT = Experiment(...)`, which names its parts. See figure_4.py.
+Its module ends with `EXPERIMENT = Experiment(...)`, which names its parts. See figure_5.py.
 
 Trial k draws everything from its own seed, `settings.seeds[k]`. Therefore any chunk of the work is
 the same experiment with other `first` and `trials`, and results of chunks are concatenated:

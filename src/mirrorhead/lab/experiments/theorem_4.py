@@ -83,6 +83,8 @@ def draw(result: Result[Settings]) -> Figure:
     right.plot(grid, [observed_rate(p) for p in grid], color=GREY, label="its square")
     for k, (p, colour) in enumerate(zip(exponents, COLOURS, strict=False)):
         local = result["local"][:, k]
+        if not local.any():  # nothing to draw
+            continue
         norm, divergence = (result[f"{name} {p:g}"][local] for name in ("norm", "divergence"))
         median_band(left, norm, divergence, color=colour, label=f"p = {p:g}")
         low, middle, high = np.nanquantile(result["slope"][:, k], (0.1, 0.5, 0.9))

@@ -196,7 +196,8 @@ class _Source:
     def statements(self, name: str) -> list[ast.stmt]:
         """Return the statements behind a name; a package may import its public names lazily."""
         if name == "*":
-            return self.body
+            lazy = self.lazy.values() if "__getattr__" in self.binders else ()
+            return [*self.body, *(statement for some in lazy for statement in some)]
         if not name:  # statements that bind nothing act when imported
             return [statement for statement in self.body if not _names(statement)]
         name = name.split(".")[0]

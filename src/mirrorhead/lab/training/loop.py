@@ -87,7 +87,7 @@ def train(
 
     Args:
         model: from a batch of inputs to logits (batch, classes).
-        examples, validation: what has labels and `batch(indices)`, such as `data.Encoded`.
+        examples, validation: what has labels and `batch(indices)`, such as `datasets.Encoded`.
         settings: everything that decides the result; a folder belongs to one settings.
         folder: of this run, see `run_folder`. A folder that is not empty and not of this run is
             refused.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from torch import nn
 
@@ -112,17 +112,20 @@ def preset(name: str, optimizer: OptimizerSettings | None = None, p: float = 1.1
     """
     if name not in PRESETS:
         raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
-    if optimizer is None and name == "laptop-vit":
-        optimizer = OptimizerSettings("mirror-adam", lr=3e-3, p=p)
-    elif optimizer is None and p not in RATES[name]:
+    found = PRESETS[name]
+    optimizer = optimizer or _usual_optimizer(name, p)
+    return replace(found, training=replace(found.training, optimizer=optimizer))
+
+
+def _usual_optimizer(name: str, p: float) -> OptimizerSettings:
+    if name == "laptop-vit":
+        return OptimizerSettings("mirror-adam", lr=3e-3, p=p)
+    if p not in RATES[name]:
         raise ValueError(
             f"no learning rate is known for p = {p:g} in {name}, only for"
             f" {', '.join(f'{k:g}' for k in RATES[name])}: give one"
         )
-    elif optimizer is None:
-        optimizer = OptimizerSettings("mirror-descent", lr=RATES[name][p], p=p)
-    found = PRESETS[name]
-    return replace(found, training=replace(found.training, optimizer=optimizer))
+    return OptimizerSettings("mirror-descent", lr=RATES[name][p], p=p)
 
 
 def load_sets(
@@ -175,9 +178,9 @@ def parse_candidate(text: str) -> tuple[str, tuple[OptimizerSettings, ...]]:
 
 def _parsed(text: str) -> tuple[OptimizerSettings, ...]:
     first, *words = text.split() or [""]
-    name: OptimizerName | None = dict(zip(OPTIMIZERS, OPTIMIZERS, strict=True)).get(first)  # pyright: ignore
-    if name is None:
+    if first not in OPTIMIZERS:
         raise ValueError(f"it must begin with one of {', '.join(OPTIMIZERS)}")
+    name = cast("OptimizerName", first)
     given: dict[str, Any] = {}
     for word in words:
         key, equals, value = word.partition("=")
