@@ -252,7 +252,15 @@ def constants_at(problem: TokenProblem, tokens: Tensor, solution: MarginSolution
     highest, lowest = _extremes(scores, support)
     gap, widest_gap = ((chosen - x).where(some, math.nan) for x in (highest, lowest))
     highest, lowest = _extremes(scores, kept)
-    return ConeConstants(delta, A, mu_0, gap, widest_gap, (highest - lowest).amax(-1), solution)
+    return ConeConstants(
+        delta=delta,
+        A=A,
+        mu_0=mu_0,
+        score_gap=gap,
+        widest_score_gap=widest_gap,
+        score_range=(highest - lowest).amax(-1),
+        solution=solution,
+    )
 
 
 def _extremes(scores: Tensor, among: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import subprocess
 import sys
@@ -1093,6 +1094,43 @@ def test_a_backward_pass_through_moved_weights_is_refused(
         optimizer.step()
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()
+
+
+@pytest.mark.parametrize("p", [1.5, 2.0])
+@pytest.mark.parametrize(
+    "options", [{"foreach": True}, {"foreach": False}, {"center": "init"}, {"maximize": True}]
+)
+@each_optimizer
+def test_gradients_are_free_after_zero_grad(cls: Optimizers, options: How, p: float) -> None:
+    """Without Python's garbage collector, which does not see how much memory a tensor takes."""
+    if "center" in options and cls is MirrorAdam:
+        options = {**options, "steps": 3}
+    param = parameter(1003)
+    optimizer = cls([param], lr=0.1, p=p, **options)
+    alive = []
+    gc.disable()
+    try:
+        for _ in range(6):
+            param.grad = torch.randn(1003)
+            optimizer.step()
+            optimizer.zero_grad()
+            tensors = [x for x in gc.get_objects() if type(x) is Tensor and x.numel() == 1003]
+            alive.append(len({x.untyped_storage().data_ptr() for x in tensors}))
+    finally:
+        gc.enable()
+    assert alive[-1] == alive[1]
+
+
+@each_optimizer
+def test_a_group_without_an_option_moves_nothing(cls: Optimizers) -> None:
+    param = parameter(5)
+    optimizer = cls([param], lr=0.1)
+    param.grad = torch.ones(5)
+    del optimizer.param_groups[0]["error_if_nonfinite"]
+    before = param.detach().clone()
+    with pytest.raises(KeyError, match="error_if_nonfinite"):
+        optimizer.step()
+    assert torch.equal(param, before)
 
 
 def test_no_warnings_on_import_or_use() -> None:

@@ -35,6 +35,7 @@ class MirrorOptimizer(Optimizer):
     _tensor_state: frozenset[str]  # state with a number for every weight
     _scalar_state: frozenset[str]  # all other state
     _own_option: str  # that other optimizers do not have: it tells whose checkpoint one is
+    _own_flags: tuple[str, ...] = ()  # options of a subclass that are True or False
 
     def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
         defaults = plain_numbers(defaults)
@@ -92,9 +93,9 @@ class MirrorOptimizer(Optimizer):
         if not isinstance(lr, Tensor) or has_values(lr):
             check_number("lr", lr.item() if isinstance(lr, Tensor) else lr)
         check_number("weight_decay", options["weight_decay"])
-        flags = ("maximize", "keep_dual", "stochastic_rounding", "error_if_nonfinite", "nesterov")
-        for name in flags:
-            if not isinstance(options.get(name, False), bool):
+        flags = ("maximize", "keep_dual", "stochastic_rounding", "error_if_nonfinite")
+        for name in (*flags, *cls._own_flags):
+            if not isinstance(options[name], bool):
                 raise TypeError(f"{name} must be True or False, got {options[name]!r}")
         for name in ("foreach", "fused"):
             if options[name] not in (None, True, False):

@@ -97,7 +97,9 @@ class StepPlan:
         self.scales: list[float] = []  # what lr is multiplied by in the dual
         self.counters: list[Tensor] = []  # step counts: one is added
         self.plain: list[int] = []
-        self.torch_step: Callable[[list[Tensor], list[Tensor]], None] | None = None
+        # It is given the plan instead of holding it: a cycle would keep all gradients alive until
+        # Python's garbage collector runs.
+        self.torch_step: Callable[[StepPlan, list[Tensor], list[Tensor]], None] | None = None
 
     def add(
         self, i: int, m: Tensor | None, v: Tensor | None, scale: float = 1.0, **numbers: Any
@@ -152,7 +154,7 @@ class StepPlan:
             finite, clean = cleaned([self.grads[i] for i in self.plain])
             for i, ok in zip(self.plain, finite, strict=True):
                 self.finite[i] &= ok
-            self.torch_step(weights, clean)
+            self.torch_step(self, weights, clean)
             # torch's fused kernels leave this out: a backward pass would use the moved weights.
             torch.autograd.graph.increment_version(weights)
         for counter in self.counters:

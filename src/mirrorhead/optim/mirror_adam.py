@@ -235,7 +235,7 @@ def plan_adam(
     p, rate, centered = plan.p, plan.rate, plan.centered
     plan.plain = [i for i, w in enumerate(params) if is_adamw(p, w.dtype) and not centered]
 
-    def torch_step(weights: list[Tensor], clean: list[Tensor]) -> None:
+    def torch_step(plan: StepPlan, weights: list[Tensor], clean: list[Tensor]) -> None:
         ms, vs, counts = ([of[i] for i in plan.plain] for of in (exp_avgs, exp_avg_sqs, steps))
         own = plan.torch_options(weights, clean, ms, vs)
         own |= {"beta1": beta1, "beta2": beta2, "eps": eps, "amsgrad": False}

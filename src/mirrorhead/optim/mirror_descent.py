@@ -63,6 +63,8 @@ class MirrorDescent(MirrorOptimizer):
     _scalar_state = frozenset({"scale"})
     _own_option = "normalize"
 
+    _own_flags = ("nesterov",)
+
     def __init__(
         self,
         params: Params,
@@ -179,7 +181,7 @@ def plan_descent(
         and (momentum or plan.implementation.on(w) is not Implementation.NATIVE or not takes_sgd(w))
     ]
 
-    def torch_step(weights: list[Tensor], clean: list[Tensor]) -> None:
+    def torch_step(plan: StepPlan, weights: list[Tensor], clean: list[Tensor]) -> None:
         if plan.weight_decay:
             torch._foreach_mul_(weights, 1 - plan.rate * plan.weight_decay)
         clean = [

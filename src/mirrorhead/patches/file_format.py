@@ -49,7 +49,7 @@ class TensorPatch:
         """`originals`, which must be known."""
         if self.originals is None:
             raise PatchError(
-                "the patch was saved without the base's values; use with_originals(base)"
+                "a patch was saved without the base's values; use with_originals(base)"
             )
         return self.originals
 

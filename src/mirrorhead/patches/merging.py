@@ -49,6 +49,8 @@ def _check(name: str, parts: Sequence[TensorPatch]) -> None:
     for part in parts:
         if part.base != first.base or part.info != first.info:
             raise PatchError(f"the patches are of different bases: they differ in tensor {name!r}")
+        if not part.added:
+            part.before()
         if part.added and not torch.equal(bits(part.values), bits(first.values)):
             raise PatchError(
                 f"tensor {name!r} is new in several patches, with different values; leave it out"

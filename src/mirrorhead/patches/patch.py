@@ -462,6 +462,7 @@ def _write_in_place(target: Any, tensors: Mapping[str, Tensor], edit: Edit) -> N
     try:
         for name, (index, after) in values.items():
             if name in tensors:
+                # From memory, not from the patch: tensors that overlap are undone rightly too.
                 done.append((tensors[name], index, _picked(tensors[name], index)))
                 _put(tensors[name], index, after)
             else:

@@ -1,6 +1,6 @@
 """Progress of long work: a bar for each job in a terminal, plain lines elsewhere.
 
-The library has its own line (paths/_progress.py): it does not need rich.
+The library has its own line (`paths.descent.progress_bar`): it does not need rich.
 """
 
 from __future__ import annotations
