@@ -3,7 +3,7 @@
 To plan a step in Python costs more than to take it where tensors are small. `CachedPlan` keeps the
 table that native/step.c reads. Each step compares everything the table was made from, and writes
 what changes at every step: the addresses of the gradients, lr, dither, the bias corrections, the
-seeds. Where anything else has changed, `refreshed` says no, and the step is planned anew.
+seeds. Where anything else has changed, `refreshed` says no, and the step is planned again.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class Normalized(Constant):
 def normalized_loop(
     problem: AttentionProblem, p: float, lr: float
 ) -> Callable[[Tensor, int], Tensor] | None:
-    """A function of u and a count that takes so many steps of the normalized rule in C.
+    """A function of u and a count that takes that many steps of the normalized rule in C.
 
     native/descent.c is hundreds of times faster than torch for one trial; both agree to rounding.
     None without the library, and for other problems than of one head, labels +-1, no padding, on

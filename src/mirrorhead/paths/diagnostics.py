@@ -81,7 +81,16 @@ def diagnose(path: Path, tol: float = 1e-9) -> Diagnostics:
     norm = PNorm(path.p).norm(path.W, (-2, -1))
     in_cone = divergence <= constants_at(problem, path.tokens, solution).mu_0  # NaN is not
     mass, rate, growth = selected_mass(path), fitted_slope(norm, divergence), log_growth(path)
-    return Diagnostics(divergence, norm, mass, optimality, rate, growth, in_cone, path)
+    return Diagnostics(
+        divergence=divergence,
+        norm=norm,
+        mass=mass,
+        optimality=optimality,
+        rate=rate,
+        growth=growth,
+        in_cone=in_cone,
+        path=path,
+    )
 
 
 def selected_mass(path: Path) -> Tensor:

@@ -236,7 +236,15 @@ def _path(
     W = W.reshape(len(radii), *problem.weight_shape)
     tokens = torch.stack([problem.select(w) for w in W])
     values = values.reshape(*values.shape[:2], *problem.trials)
-    return RegularizationPath(p, radii, W, values[:, 0], lp_norm(W, p, (-2, -1)), tokens, values)
+    return RegularizationPath(
+        p=p,
+        radii=radii,
+        W=W,
+        log_excess=values[:, 0],
+        norms=lp_norm(W, p, (-2, -1)),
+        tokens=tokens,
+        all_log_excess=values,
+    )
 
 
 def _soft_radii(flat: AttentionProblem, p: float) -> Tensor:
