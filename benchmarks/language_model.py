@@ -1,77 +1,24 @@
-"""Is MirrorAdam a better AdamW? A GPT of 4 blocks, 128 wide, on the characters of IMDb's reviews.
+"""What p does to a step of MirrorAdam, and equal learning rates for all, on small GPTs.
 
-    python benchmarks/language_model.py run     # resumes where it stopped; four hours of one core
-    python benchmarks/language_model.py table   # what the results say so far
     python benchmarks/language_model.py moves   # how far weights of different size move, by p
     python benchmarks/language_model.py rates   # equal learning rates for all, on a smaller model
 
-The runs, the rule of tuning and the file are those of `mirrorhead.lab.evaluation.language_results`;
-the report and docs/language-models.md show them. `--merge FILE` adds the runs of another file.
+docs/language-models.md has the tables. The study itself is `mirrorhead study language-model`.
 """
 
 from __future__ import annotations
 
 import argparse
 from itertools import pairwise
-from pathlib import Path
 from statistics import fmean, stdev
 
 import torch
-from filelock import FileLock
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mirrorhead.lab.evaluation.language_results import (
-    FILE,
-    METHODS,
-    RATES,
-    append_run,
-    chosen_rate,
-    compute,
-    load_runs,
-    missing,
-)
+from mirrorhead.lab.evaluation.language_results import METHODS
 from mirrorhead.lab.models.gpt import GPTSettings
 from mirrorhead.lab.training.language_model import Corpus, LanguageSettings, loss_of, train
-
-RESULTS = Path(__file__).parents[1] / "results" / FILE
-SETTINGS = LanguageSettings()
-
-
-def run(options: argparse.Namespace) -> None:
-    """Compute what is missing, one run at a time; each is stored as soon as it is finished."""
-    path: Path = options.results
-    path.parent.mkdir(parents=True, exist_ok=True)  # of the lock
-    with FileLock(f"{path}.lock", timeout=0):
-        runs = load_runs(path)
-        for key, other in load_runs(options.merge).items() if options.merge else ():
-            if key not in runs:
-                runs[key] = other
-                append_run(path, other)
-        corpus = None
-        for _ in range(options.limit):
-            key = next(missing(runs), None)
-            if key is None:
-                break
-            corpus = corpus or Corpus.of_imdb(SETTINGS)
-            done = compute(corpus, SETTINGS, *key)
-            runs[key] = done
-            append_run(path, done)
-            print(f"{key} validation {done.validation} test {done.test}", flush=True)
-
-
-def table(options: argparse.Namespace) -> None:
-    """Print the mean test loss by method and rate, with the number of seeds."""
-    runs = load_runs(options.results)
-    print(f"{'':28}" + "".join(f"{lr:>16g}" for lr in sorted(RATES)))
-    for name in METHODS:
-        cells = []
-        for lr in sorted(RATES):
-            found = [r for r in runs.values() if (r.method, r.lr) == (name, lr)]
-            losses = [r.test for r in found if r.test is not None]
-            star = "*" if chosen_rate(runs, name) == lr else " "
-            cells.append(f"{fmean(losses):.4f}{star} ({len(losses)})" if losses else "-")
-        print(f"{name:28}" + "".join(f"{cell:>16}" for cell in cells))
 
 
 def moves(options: argparse.Namespace) -> None:
@@ -136,11 +83,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    actions = {"run": run, "table": table, "moves": moves, "rates": rates}
+    actions = {"moves": moves, "rates": rates}
     parser.add_argument("action", choices=actions)
-    parser.add_argument("--results", type=Path, default=RESULTS, help="the file of runs")
-    parser.add_argument("--merge", type=Path, help="run: add the runs of this file first")
-    parser.add_argument("--limit", type=int, default=1_000, help="run: stop after this many runs")
     parser.add_argument("--methods", nargs="+", choices=METHODS, help="rates: only these")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from mirrorhead.lab.evaluation import language_results
+from mirrorhead.lab.evaluation import fine_tuning_results, language_results
 from mirrorhead.lab.training.presets import COMPARISONS
 
 DRAWN = 0.001  # the standard deviation of what scatters
@@ -152,4 +152,23 @@ def language_run(
         method=key[0], lr=key[1], seed=key[2], steps=100, characters=100, curve=(3.0, test),
         validation=test, test=test, pruned=dict.fromkeys(language_results.SHARES, pruned),
         weights=language_results.WeightSizes(1.0, 0.1, 0.5), cpu_seconds=1.0,
+    )  # fmt: skip
+
+
+def fine_tuning_run(
+    key: fine_tuning_results.Key,
+    validation: float | None = 0.8,
+    test: float = 0.8,
+    pruned: float = 0.7,
+) -> fine_tuning_results.FineTuningRun:
+    """A run of the study of fine-tuning; without validation accuracy it diverged."""
+    scores: dict[str, Any] = {}
+    if key.final and validation is not None:
+        scores = {
+            "test": test, "pruned": dict.fromkeys(fine_tuning_results.SHARES, pruned),
+            "attention": fine_tuning_results.AttentionSummary(0.5, 0.5), "largest_weight": 1.0,
+        }  # fmt: skip
+    return fine_tuning_results.FineTuningRun(
+        **key._asdict(), texts=fine_tuning_results.TEXTS, held_out=fine_tuning_results.HELD_OUT,
+        loss=None if validation is None else 0.3, validation=validation, cpu_seconds=1.0, **scores,
     )  # fmt: skip

@@ -21,6 +21,7 @@ from mirrorhead.lab.cli.patch import Patch
 from mirrorhead.lab.cli.playground import Playground
 from mirrorhead.lab.cli.report import Report
 from mirrorhead.lab.cli.reproduce import Reproduce
+from mirrorhead.lab.cli.study import Study
 from mirrorhead.lab.cli.sweep import Sweep
 from mirrorhead.lab.cli.train import Train
 from mirrorhead.lab.cli.tune import Tune
@@ -30,6 +31,7 @@ COMMANDS = {
     "reproduce": Reproduce,
     "train": Train,
     "sweep": Sweep,
+    "study": Study,
     "evaluate": Evaluate,
     "collect": Collect,
     "attention": Attention,

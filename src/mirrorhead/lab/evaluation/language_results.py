@@ -41,6 +41,7 @@ RATES = (1e-3, 3e-3, 1e-2, 3e-2)
 TUNING_SEED = 0
 SEEDS = (1, 2, 3, 4, 5)
 TABLE_SEEDS = (1, 2)
+TOTAL = len(METHODS) * (len(RATES) + len(SEEDS) + (len(RATES) - 1) * len(TABLE_SEEDS))
 #: Shares of each weight matrix that are set to 0.
 SHARES = (0.5, 0.6, 0.7, 0.8, 0.9)
 

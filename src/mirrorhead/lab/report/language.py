@@ -23,7 +23,7 @@ from mirrorhead.lab.report.table import NOTHING, Cell, Table, between, mean, num
 from mirrorhead.lab.training.language_model import CHARACTERS
 
 NAME = "language"
-COMMAND = "python benchmarks/language_model.py run"
+COMMAND = "mirrorhead study language-model"
 #: By how much a loss may exceed AdamW's at the same rate, in nats per character.
 MARGIN = 0.02
 RULE = (

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from mirrorhead.lab.evaluation import language_results, patch_study
+from mirrorhead.lab.evaluation import patch_study
 from mirrorhead.lab.evaluation.head_margins import load_margins
 from mirrorhead.lab.evaluation.results import load_comparisons
-from mirrorhead.lab.report import language, patches
+from mirrorhead.lab.evaluation.studies import STUDIES
+from mirrorhead.lab.report import fine_tuning, language, patches
 from mirrorhead.lab.report.findings import Part
 from mirrorhead.lab.report.real_data import part
 from mirrorhead.lab.report.real_data.margins import margins_part
 
 #: Marks in Markdown pages start with the name of a study.
-NAMES = ("imdb", "cifar10", "margins", "patches", "language")
+NAMES = ("imdb", "cifar10", "margins", "patches", "language", "fine")
+#: Parts of the studies in `STUDIES`, from their runs.
+PARTS: dict[str, Callable[[Any], Part]] = {
+    "language-model": language.part,
+    "fine-tuning": fine_tuning.part,
+}
 
 
 def study_parts(results: Path) -> list[Part]:
@@ -24,5 +32,7 @@ def study_parts(results: Path) -> list[Part]:
     parts += [margins_part(heads)] if heads else []
     runs = patch_study.read_patch_runs(results / patch_study.FILE)
     parts += [patches.part(runs)] if runs else []
-    trained = language_results.load_runs(results / language_results.FILE)
-    return parts + ([language.part(trained)] if trained else [])
+    for name, study in STUDIES.items():
+        trained = study.load(results / study.file)
+        parts += [PARTS[name](trained)] if trained else []
+    return parts
