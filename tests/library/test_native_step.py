@@ -203,6 +203,34 @@ def test_a_zero_gradient_changes_no_bit(p: float, dtype: torch.dtype) -> None:
     assert torch.equal(param, before) and torch.equal(optimizer.state[param]["dual"], dual)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("p", [1.1, 1.5, 2.0, 3.0])
+def test_rows_without_a_gradient_are_left_and_edits_of_them_noticed(
+    p: float, dtype: torch.dtype
+) -> None:
+    """Most rows of an embedding have no gradient in a step; blocks of such rows are skipped."""
+    generator = torch.Generator().manual_seed(0)
+    start = (0.1 * torch.randn(64, 600, generator=generator)).to(dtype)
+    ours, theirs = (nn.Parameter(start.clone()) for _ in range(2))
+    one, other = MirrorDescent([ours], 0.01, p), MirrorDescent([theirs], 0.01, p, foreach=True)
+    for step in range(6):
+        used = torch.randperm(64, generator=generator)[:5]
+        grad = torch.zeros_like(start)
+        grad[used] = torch.randn(5, 600, generator=generator).to(dtype)
+        if step == 3:  # an edit of rows that this step does not use
+            unused = torch.ones(64, dtype=torch.bool).index_fill(0, used, False)
+            for weight in (ours, theirs):
+                weight.data[unused] *= 1.5
+        before = ours.detach().clone()
+        for weight, optimizer in ((ours, one), (theirs, other)):
+            weight.grad = grad.clone()
+            optimizer.step()
+        untouched = torch.ones(64, dtype=torch.bool).index_fill(0, used, False)
+        assert ours[untouched].equal(before[untouched])
+        assert not ours[used].equal(before[used])
+    torch.testing.assert_close(ours, theirs)
+
+
 @pytest.mark.parametrize("p", [1.1, 1.3, 1.5, 1.75])
 def test_the_comparison_one_by_one_agrees_with_the_checksum_to_the_bit(p: float) -> None:
     """As after loading a checkpoint, when there are no checksums."""

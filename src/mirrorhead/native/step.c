@@ -223,11 +223,23 @@ static void raise_to(double *largest, double x) {
                                                        __ATOMIC_RELAXED, __ATOMIC_RELAXED));
 }
 
+/* Whether the step of a block changes nothing: plain descent, whose u is known, without a gradient.
+ * (Dither is less than half a gap of u, and rounds away.) So the rows of an embedding that a batch
+ * has not used cost no more than to read their gradient. */
+static int stands_still(const struct rule *rule, const struct tensor *t, const char *grad,
+                        long bytes) {
+    const int kept = rule->storage != CENTERED && t->checksums && t->checked;
+    const int known = rule->storage == PRIMAL || kept;
+    return rule->method == DESCENT && known && !rule->stochastic && t->decay == 0 && !grad[0] &&
+           !memcmp(grad, grad + 1, bytes - 1);
+}
+
 /* Take the step of the weights first <= i < first + n of a tensor, one block. */
 static void step_block(const struct rule *rule, struct tensor *t, long first, long n, long block) {
     const int size = size_of(rule->dtype), g_size = size_of(t->grad_dtype);
     char *weight = t->weight + first * size;
     const char *grad = t->grad + first * g_size;
+    if (stands_still(rule, t, grad, n * g_size)) return;
     const char *center = t->center ? t->center + first * size : NULL;
     uint64_t *seen = t->checksums ? t->checksums + block : NULL, sum;
     const uint64_t of_center = seen && center ? OF_CENTER * checksum(center, n * size) : 0;
