@@ -71,14 +71,13 @@ class Report:
         print_place(page)
         return 0
 
-    def _missing(
-        self, findings: Sequence[Finding], studies: Sequence[Part]
-    ) -> list[tuple[str, str]]:
+    def _missing(self, findings: Sequence[Finding], parts: Sequence[Part]) -> list[tuple[str, str]]:
         """Say what is not there, and the command that makes it."""
+        from mirrorhead.lab.evaluation import studies
         from mirrorhead.lab.evaluation.results import STUDIES
 
         found = []
-        done, there = ({one.name for one in some} for some in (findings, studies))
+        done, there = ({one.name for one in some} for some in (findings, parts))
         if names := [name for name in NAMES if name not in done]:
             some = len(names) < len(NAMES)
             what = f"complete results of {', '.join(names) if some else 'experiments'}"
@@ -91,4 +90,8 @@ class Report:
                 command = f"mirrorhead sweep {name} && mirrorhead collect runs/{name} --out"
                 what = f"{path} is not there. To make the runs and collect them:"
                 found.append((what, f"{command} {shlex.quote(str(path))}"))
+        for name, study in studies.STUDIES.items():
+            if not (path := self.results / study.file).exists():
+                command = shlex.join(["mirrorhead", "study", name, "--results", str(self.results)])
+                found.append((f"{path} is not there. To make the runs:", command))
         return found
