@@ -2,6 +2,7 @@
 
     python benchmarks/language_model.py moves   # how far weights of different size move, by p
     python benchmarks/language_model.py rates   # equal learning rates for all, on a smaller model
+    python benchmarks/language_model.py finer   # the study's model at rates between those of the study
 
 docs/language-models.md has the tables. The study itself is `mirrorhead study language-model`.
 """
@@ -10,13 +11,20 @@ from __future__ import annotations
 
 import argparse
 from itertools import pairwise
+from pathlib import Path
 from statistics import fmean, stdev
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mirrorhead.lab.evaluation.language_results import METHODS
+from mirrorhead.lab.evaluation.language_results import (
+    FILE,
+    METHODS,
+    append_run,
+    compute,
+    load_runs,
+)
 from mirrorhead.lab.models.gpt import GPTSettings
 from mirrorhead.lab.training.language_model import Corpus, LanguageSettings, loss_of, train
 
@@ -49,6 +57,38 @@ def rates(options: argparse.Namespace) -> None:
             print(f"{f'{fmean(losses):.3f} ± {stdev(losses):.3f}':>18}", end="", flush=True)
         print(flush=True)
 
+
+def finer(options: argparse.Namespace) -> None:
+    """Make runs at rates between those of the study, and print test losses of all over the seeds.
+
+    The runs are kept; the same command resumes.
+    """
+    settings, corpus = LanguageSettings(), None
+    runs = load_runs(FINER)
+    for seed in FINER_SEEDS:
+        for lr in FINER_RATES:
+            for name in FINER_METHODS:
+                if (name, lr, seed) not in runs:
+                    corpus = corpus or Corpus.of_imdb(settings)
+                    run = runs[name, lr, seed] = compute(corpus, settings, name, lr, seed)
+                    append_run(FINER, run)
+    runs |= load_runs(FINER.with_name(FILE))
+    rates = sorted({lr for _, lr, _ in runs})
+    print(f"{'':28}" + "".join(f"{lr:>18g}" for lr in rates))
+    for name in FINER_METHODS:
+        print(f"{name:28}", end="")
+        for lr in rates:
+            found = [runs.get((name, lr, seed)) for seed in FINER_SEEDS]
+            losses = [run.test for run in found if run and run.test is not None]
+            text = f"{fmean(losses):.4f}" if losses else "-"
+            text += f" ± {stdev(losses):.4f}" if len(losses) > 1 else ""
+            print(f"{text:>18}", end="")
+        print()
+
+
+FINER = Path(__file__).parents[1] / "results" / "language-model-finer.jsonl"
+FINER_METHODS = ("AdamW", "MirrorAdam p=1.5", "MirrorAdam p=1.25")
+FINER_RATES, FINER_SEEDS = (1.7e-3, 5e-3), (1, 2, 3)
 
 EDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 
@@ -83,7 +123,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    actions = {"moves": moves, "rates": rates}
+    actions = {"moves": moves, "rates": rates, "finer": finer}
     parser.add_argument("action", choices=actions)
     parser.add_argument("--methods", nargs="+", choices=METHODS, help="rates: only these")
     options = parser.parse_args()

@@ -28,7 +28,7 @@ def scored(key: Key, data: Path | None, fails: float = 0.0) -> Any:
 
 def study(**changes: Any) -> Study:
     fields = {name: getattr(STUDIES["fine-tuning"], name) for name in vars(STUDIES["fine-tuning"])}
-    return Study(**{**fields, "compute": scored, **changes})
+    return Study(**{**fields, "compute": scored, "read": lambda data: None, **changes})
 
 
 def test_final_runs_follow_when_tuning_has_chosen(tmp_path: Path) -> None:
@@ -139,3 +139,16 @@ def test_wrong_use_is_named(
     assert main(["study", "fine-tuning", "--results", str(tmp_path), *words]) == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_data_that_are_missing_are_named_before_any_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    results, data = tmp_path / "results", tmp_path / "data"
+    data.mkdir()
+    words = ["--results", str(results), "--data", str(data), "--jobs", "1"]
+    assert main(["study", name, *words]) == 2
+    said = capsys.readouterr().err
+    assert str(data) in said and "runs failed" not in said
+    assert not results.exists()

@@ -36,6 +36,7 @@ class Study:
         from rich.console import Console
 
         from mirrorhead.lab.evaluation.studies import STUDIES, name_of, run_study
+        from mirrorhead.lab.models.pretrained import PretrainedError
         from mirrorhead.lab.report.page import print_findings
         from mirrorhead.lab.report.studies import PARTS
         from mirrorhead.lab.runtime.jobs import BackendError
@@ -50,7 +51,7 @@ class Study:
             bars.advance(self.name)
             bars.say(f"{name_of(key)}: {_said(run)}")
 
-        with options.user_errors(BackendError), bars:
+        with options.user_errors(BackendError, PretrainedError), bars:
             runs = run_study(study, self.results, backend, data=self.data, listener=tell)
         part = PARTS[self.name](runs)
         for table in part.tables:

@@ -19,6 +19,7 @@ from filelock import FileLock, Timeout
 
 from mirrorhead._files import write_json
 from mirrorhead.lab.evaluation import fine_tuning_results, language_results
+from mirrorhead.lab.models.pretrained import default_encoder
 from mirrorhead.lab.runtime.errors import RunError, SweepError
 from mirrorhead.lab.runtime.fingerprints import digest
 from mirrorhead.lab.runtime.jobs import Backend, Failure, Work, interrupts
@@ -40,6 +41,7 @@ class Study:
         load, append: read the file, and add a run to it.
         missing: the keys of the runs that can be made now, the most valuable first.
         compute: make a run; its arguments are the key and the folder of all data sets.
+        read: read those data; an error says what is missing, before any run is begun.
     """
 
     file: str
@@ -49,20 +51,24 @@ class Study:
     append: Callable[[Path, Any], None]
     missing: Callable[[Runs], Iterator[Key]]
     compute: Callable[[Key, Path | None], Any]
+    read: Callable[[Path | None], object]
 
 
 def _language_run(key: Key, data: Path | None) -> language_results.LanguageRun:
-    settings = LanguageSettings()
-    return language_results.compute(_corpus(settings, data), settings, *key)
+    return language_results.compute(_corpus(data), LanguageSettings(), *key)
 
 
 @functools.lru_cache(maxsize=1)
-def _corpus(settings: LanguageSettings, data: Path | None) -> Corpus:
-    return Corpus.of_imdb(settings, data)
+def _corpus(data: Path | None) -> Corpus:
+    return Corpus.of_imdb(LanguageSettings(), data)
 
 
 def _fine_tuning_run(key: Key, data: Path | None) -> fine_tuning_results.FineTuningRun:
     return fine_tuning_results.compute(key, fine_tuning_results.reviews(data))
+
+
+def _fine_tuning_data(data: Path | None) -> object:
+    return default_encoder(), fine_tuning_results.reviews(data)
 
 
 STUDIES = {
@@ -74,6 +80,7 @@ STUDIES = {
         language_results.append_run,
         language_results.missing,
         _language_run,
+        _corpus,
     ),
     "fine-tuning": Study(
         fine_tuning_results.FILE,
@@ -83,6 +90,7 @@ STUDIES = {
         fine_tuning_results.append_run,
         fine_tuning_results.missing,
         _fine_tuning_run,
+        _fine_tuning_data,
     ),
 }
 
@@ -109,6 +117,8 @@ def run_study(
         data: the folder of all data sets.
     """
     path = results / study.file
+    if next(study.missing(study.load(path)), None) is not None:
+        study.read(data)
     path.parent.mkdir(parents=True, exist_ok=True)  # of the lock
     try:
         with FileLock(f"{path}.lock", timeout=0):
