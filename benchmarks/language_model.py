@@ -2,7 +2,7 @@
 
     python benchmarks/language_model.py moves   # how far weights of different size move, by p
     python benchmarks/language_model.py rates   # equal learning rates for all, on a smaller model
-    python benchmarks/language_model.py finer   # the study's model at rates between those of the study
+    python benchmarks/language_model.py finer   # the study at rates between its own
 
 docs/language-models.md has the tables. The study itself is `mirrorhead study language-model`.
 """
