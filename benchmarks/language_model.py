@@ -65,8 +65,8 @@ def finer(options: argparse.Namespace) -> None:
     """
     settings, corpus = LanguageSettings(), None
     runs = load_runs(FINER)
-    for seed in FINER_SEEDS:
-        for lr in FINER_RATES:
+    for lr in FINER_RATES:
+        for seed in FINER_SEEDS:
             for name in FINER_METHODS:
                 if (name, lr, seed) not in runs:
                     corpus = corpus or Corpus.of_imdb(settings)
