@@ -2,7 +2,8 @@
 
     python benchmarks/language_model.py moves   # how far weights of different size move, by p
     python benchmarks/language_model.py rates   # equal learning rates for all, on a smaller model
-    python benchmarks/language_model.py finer   # the study at rates between its own
+    python benchmarks/language_model.py finer   # AdamW at rates between those of the study
+    python benchmarks/language_model.py longer  # three times as many steps as in the study
 
 docs/language-models.md has the tables. The study itself is `mirrorhead study language-model`.
 """
@@ -10,6 +11,7 @@ docs/language-models.md has the tables. The study itself is `mirrorhead study la
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, stdev
@@ -19,7 +21,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mirrorhead.lab.evaluation.language_results import (
-    FILE,
     METHODS,
     append_run,
     compute,
@@ -59,37 +60,38 @@ def rates(options: argparse.Namespace) -> None:
 
 
 def finer(options: argparse.Namespace) -> None:
-    """Make runs at rates between those of the study, and print test losses of all over the seeds.
-
-    The runs are kept; the same command resumes.
-    """
-    settings, corpus = LanguageSettings(), None
-    runs = load_runs(FINER)
-    for lr in FINER_RATES:
-        for seed in FINER_SEEDS:
-            for name in FINER_METHODS:
-                if (name, lr, seed) not in runs:
-                    corpus = corpus or Corpus.of_imdb(settings)
-                    run = runs[name, lr, seed] = compute(corpus, settings, name, lr, seed)
-                    append_run(FINER, run)
-    runs |= load_runs(FINER.with_name(FILE))
-    rates = sorted({lr for _, lr, _ in runs})
-    print(f"{'':28}" + "".join(f"{lr:>18g}" for lr in rates))
-    for name in FINER_METHODS:
-        print(f"{name:28}", end="")
-        for lr in rates:
-            found = [runs.get((name, lr, seed)) for seed in FINER_SEEDS]
-            losses = [run.test for run in found if run and run.test is not None]
-            text = f"{fmean(losses):.4f}" if losses else "-"
-            text += f" ± {stdev(losses):.4f}" if len(losses) > 1 else ""
-            print(f"{text:>18}", end="")
-        print()
+    """Print the test loss of AdamW at rates between those of the study, and below."""
+    _extra("finer", FINER, (1, 2, 3), LanguageSettings())
 
 
-FINER = Path(__file__).parents[1] / "results" / "language-model-finer.jsonl"
-FINER_METHODS = ("AdamW", "MirrorAdam p=1.5", "MirrorAdam p=1.25")
-FINER_RATES, FINER_SEEDS = (1.7e-3, 5e-3), (1, 2, 3)
+def longer(options: argparse.Namespace) -> None:
+    """Print the test loss after three times as many steps as in the study, with one seed."""
+    _extra("longer", LONGER, (1,), LanguageSettings(steps=6_000))
 
+
+def _extra(
+    name: str, wanted: Sequence[tuple[str, float]], seeds: Sequence[int], settings: LanguageSettings
+) -> None:
+    """Make runs that the study does not have, and print them. They are kept: it resumes."""
+    path = Path(__file__).parents[1] / "results" / f"language-model-{name}.jsonl"
+    runs, corpus = load_runs(path), None
+    for seed in seeds:
+        for method, lr in wanted:
+            if (method, lr, seed) not in runs:
+                corpus = corpus or Corpus.of_imdb(settings)
+                run = compute(corpus, settings, method, lr, seed)
+                runs[run.key] = run
+                append_run(path, run)
+    for method, lr in wanted:
+        found = [run.test for run in runs.values() if (run.method, run.lr) == (method, lr)]
+        losses = [loss for loss in found if loss is not None]
+        spread = f" ± {stdev(losses):.4f}" if len(losses) > 1 else ""
+        mean = f"{fmean(losses):.4f}{spread}" if losses else "diverged"
+        print(f"{method:28}{lr:>8g}  {mean}")
+
+
+FINER = (("AdamW", 1.7e-3), ("AdamW, decay 0.1", 1.7e-3), ("AdamW, decay 0.1", 6e-4))
+LONGER = tuple((method, lr) for lr in (3e-3, 1e-3) for method in ("AdamW", "MirrorAdam p=1.25"))
 EDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 
 
@@ -123,7 +125,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    actions = {"moves": moves, "rates": rates, "finer": finer}
+    actions = {"moves": moves, "rates": rates, "finer": finer, "longer": longer}
     parser.add_argument("action", choices=actions)
     parser.add_argument("--methods", nargs="+", choices=METHODS, help="rates: only these")
     options = parser.parse_args()

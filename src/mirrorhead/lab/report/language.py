@@ -44,8 +44,8 @@ def part(runs: Runs) -> Part:
     """Judge, draw and tabulate the study."""
     first = next(iter(runs.values()))
     about = (
-        f"{len(METHODS)} methods train the same GPT (4 blocks, 128 wide, context of 64 characters)"
-        f" on the characters of IMDb's training reviews for {first.steps:,} steps,"
+        f"{len(_begun(runs))} methods train the same GPT (4 blocks, 128 wide, context of 64"
+        f" characters) on the characters of IMDb's training reviews for {first.steps:,} steps,"
         f" {first.characters:,} characters. The validation set is training reviews that were kept"
         f" out, the test set reviews of other films. {len(runs)} runs."
     )
@@ -111,6 +111,11 @@ def _final(runs: Runs, name: str) -> list[Any]:
     """Return the runs at the chosen rate that are compared, without those that diverged."""
     found = _found(runs, name, study.chosen_rate(runs, name), SEEDS)
     return [run for run in found if not run.diverged]
+
+
+def _begun(runs: Runs) -> list[str]:
+    """Return the methods that have runs."""
+    return [name for name in METHODS if any(run.method == name for run in runs.values())]
 
 
 def _at(runs: Runs, name: str, lr: float) -> list[LanguageRun]:
@@ -195,7 +200,7 @@ def _results(runs: Runs) -> Table:
         f"{PLUS_MINUS} The last column but one is the mean over matrices. ** The rate is the"
         " smallest or largest of those tried, so that a rate beyond might be better."
     )
-    return Table.of(f"{NAME}-results", "Results at the chosen rates", columns, METHODS, note)
+    return Table.of(f"{NAME}-results", "Results at the chosen rates", columns, _begun(runs), note)
 
 
 def _rates(runs: Runs) -> Table:
@@ -209,7 +214,7 @@ def _rates(runs: Runs) -> Table:
         f"Test loss at each learning rate. {PLUS_MINUS} A single number is one seed. In brackets:"
         " how many seeds diverged, which the mean leaves out."
     )
-    return Table.of(f"{NAME}-rates", "The same learning rate for all", columns, METHODS, note)
+    return Table.of(f"{NAME}-rates", "The same learning rate for all", columns, _begun(runs), note)
 
 
 def _pruned(runs: Runs) -> Table:
@@ -219,7 +224,7 @@ def _pruned(runs: Runs) -> Table:
     columns = {"Method": word, "Whole": partial(at, 0.0)}
     columns |= {f"{100 * share:g} % pruned": partial(at, share) for share in study.SHARES}
     note = "Test loss when the smallest weights of every matrix are set to 0, without retraining."
-    return Table.of(f"{NAME}-pruned", "Pruning", columns, METHODS, f"{note} {PLUS_MINUS}")
+    return Table.of(f"{NAME}-pruned", "Pruning", columns, _begun(runs), f"{note} {PLUS_MINUS}")
 
 
 TEST = Measure("test loss", lambda run: run.test, digits=4, higher=False)
