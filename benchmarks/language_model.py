@@ -90,8 +90,8 @@ def _extra(
         print(f"{method:28}{lr:>8g}  {mean}")
 
 
-FINER = (("AdamW", 1.7e-3), ("AdamW, decay 0.1", 1.7e-3), ("AdamW, decay 0.1", 6e-4))
-LONGER = tuple((method, lr) for lr in (3e-3, 1e-3) for method in ("AdamW", "MirrorAdam p=1.25"))
+FINER = (("AdamW", 1.7e-3), ("AdamW, decay 0.1", 1.7e-3))
+LONGER = (("AdamW", 1.7e-3), ("MirrorAdam p=1.25", 3e-3))
 EDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 
 
