@@ -1,8 +1,8 @@
-"""What p does to a step of MirrorAdam, and equal learning rates for all, on small GPTs.
+"""Beside the study of language models: what p does to a step, other learning rates, longer runs.
 
     python benchmarks/language_model.py moves   # how far weights of different size move, by p
     python benchmarks/language_model.py rates   # equal learning rates for all, on a smaller model
-    python benchmarks/language_model.py finer   # AdamW at rates between those of the study
+    python benchmarks/language_model.py finer   # AdamW at a rate between two of the study
     python benchmarks/language_model.py longer  # three times as many steps as in the study
 
 docs/language-models.md has the tables. The study itself is `mirrorhead study language-model`.
@@ -60,7 +60,7 @@ def rates(options: argparse.Namespace) -> None:
 
 
 def finer(options: argparse.Namespace) -> None:
-    """Print the test loss of AdamW at rates between those of the study, and below."""
+    """Print the test loss of AdamW at a rate between two of the study."""
     _extra("finer", FINER, (1, 2, 3), LanguageSettings())
 
 
