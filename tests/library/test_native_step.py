@@ -231,6 +231,25 @@ def test_rows_without_a_gradient_are_left_and_edits_of_them_noticed(
     torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize("options", [{"weight_decay": 0.1}, {"momentum": 0.9}])
+@pytest.mark.parametrize("p", [1.1, 2.0, 3.0])
+def test_decay_and_momentum_move_weights_without_a_gradient(
+    p: float, options: dict[str, float]
+) -> None:
+    start = torch.randn(3000, generator=torch.Generator().manual_seed(0))
+    pairs = []
+    for foreach in (None, True):
+        weight = nn.Parameter(start.clone())
+        pairs.append((weight, MirrorDescent([weight], 0.01, p, foreach=foreach, **options)))
+    for scale in (1.0, 0.0, 0.0):
+        before = pairs[0][0].detach().clone()
+        for weight, optimizer in pairs:
+            weight.grad = scale * torch.ones_like(weight)
+            optimizer.step()
+        assert not pairs[0][0].equal(before)
+    torch.testing.assert_close(pairs[0][0], pairs[1][0])
+
+
 @pytest.mark.parametrize("p", [1.1, 1.3, 1.5, 1.75])
 def test_the_comparison_one_by_one_agrees_with_the_checksum_to_the_bit(p: float) -> None:
     """As after loading a checkpoint, when there are no checksums."""
