@@ -18,12 +18,14 @@ import time
 from collections.abc import Callable
 from statistics import median
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 import mirrorhead as mh
+from mirrorhead.paths import descent
 from mirrorhead.synthetic import random_problem
 
 SIZES = ("step", "accelerated", "growth", "figure-4")
@@ -39,6 +41,7 @@ def main() -> None:
     missed: list[str] = []
     if args.only in (None, "step"):
         missed += steps_table()
+        accelerated_step_table()
     if args.only in (None, "accelerated"):
         missed += accelerated_table()
     if args.only in (None, "growth"):
@@ -93,8 +96,30 @@ def steps_table(trials: int = 100, rounds: int = 5) -> list[str]:
     return missed
 
 
-def descend_all(problem: mh.AttentionProblem, p: float, steps: int) -> mh.Path:
-    return mh.descend(problem, p, steps, record=[steps], progress=False)
+def accelerated_step_table(rounds: int = 3) -> None:
+    """The accelerated rule in C against the same rule in torch, batched over trials."""
+    print(
+        "\none iteration of one trial, (n, T, d) = (6, 8, 10), accelerated rule, us: torch, C, ratio"
+    )
+    counts = (1, 10, 100)
+    print(f"{'p':>5} " + "".join(f"{f'{trials} trials':>24}" for trials in counts))
+    for p in (1.1, 1.5, 2.0, 3.0):
+        cells = []
+        for trials in counts:
+            problem, torch_times, ours = random_problem(trials), [], []
+            for _ in range(rounds):
+                with mock.patch.object(descent, "compiled_loop", lambda *_: None):
+                    torch_times.append(seconds(descend_all, problem, p, 200, "accelerated"))
+                ours.append(seconds(descend_all, problem, p, 200, "accelerated"))
+            slow, fast = (1e6 * median(times) / (200 * trials) for times in (torch_times, ours))
+            cells.append(f"{slow:8.1f} {fast:7.2f} {slow / fast:7.0f}")
+        print(f"{p:5g} " + "".join(cells), flush=True)
+
+
+def descend_all(
+    problem: mh.AttentionProblem, p: float, steps: int, rule: str = "normalized"
+) -> mh.Path:
+    return mh.descend(problem, p, steps, rule=rule, record=[steps], progress=False)
 
 
 def bare_loop(problem: mh.AttentionProblem, p: float, steps: int, lr: float = 0.1) -> Tensor:

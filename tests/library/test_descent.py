@@ -17,8 +17,9 @@ from torch import Tensor
 
 import mirrorhead as mh
 from mirrorhead import native
-from mirrorhead.paths import _update_rules, descent
-from mirrorhead.paths._update_rules import Normalized
+from mirrorhead.paths import _compiled, _update_rules, descent
+from mirrorhead.paths._compiled import Loop, compiled_loop
+from mirrorhead.paths._update_rules import Accelerated, Constant, Normalized, State, grad_phi
 from mirrorhead.paths.diagnostics import fitted_slope, observed_rate, theorem_rate
 from mirrorhead.synthetic import example_2, random_problem, random_weights
 
@@ -164,22 +165,28 @@ def test_a_killed_run_resumes_to_the_same_bits(
         return mh.descend(problem, 1.5, steps, rule=rule, joint=joint, init=W, **options)  # type: ignore[arg-type]
 
     whole = go()
-    calls = 0
-    real = descent._gradients
+    taken = 0
+    real = descent._stepper
 
     def killed(*args: object) -> object:
-        nonlocal calls
-        calls += 1
-        if calls == 37:
-            raise KeyboardInterrupt
-        return real(*args)  # type: ignore[arg-type]
+        advance = real(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(descent, "_gradients", killed)
+        def step(states: descent.States, count: int) -> descent.States:
+            nonlocal taken
+            if 37 <= taken < 60:
+                taken = 60
+                raise KeyboardInterrupt
+            taken += count
+            return advance(states, count)
+
+        return step
+
+    monkeypatch.setattr(descent, "_stepper", killed)
     with pytest.raises(KeyboardInterrupt):
         go(checkpoint=file, checkpoint_seconds=0)
     assert [f.name for f in file.parent.iterdir()] == ["run.npz"]
     resumed = go(checkpoint=file)
-    assert calls < 37 + 60 - 30  # it resumed, and did not start again
+    assert taken < 60 + 60 - 30  # it resumed, and did not start again
     for name in ("steps", "W", "tokens") + (("v",) if joint else ()):
         assert torch.equal(getattr(resumed, name), getattr(whole, name))
     monkeypatch.undo()
@@ -209,38 +216,102 @@ def test_the_compiled_loop_takes_the_same_steps(p, loss, shape, scale, seed) -> 
     problem = random_problem(3, n, T, d, seed, loss)
     u = mh.PNorm(p).mirror(random_weights(problem, scale, seed))
     rule = Normalized(p, 0.1)
-    fast = _update_rules.normalized_loop(problem, p, 0.1)
+    fast = compiled_loop(problem, rule)
     assert fast is not None
+    state = {"u": u}
     for _ in range(10):
-        gradient = problem.gradient(rule.weights({"u": u}))
-        slow = rule.advance({"u": u}, gradient)["u"]
-        torch.testing.assert_close(fast(u, 1), slow, rtol=1e-11, atol=1e-12)
-        u = slow
+        slow = rule.advance(state, problem.gradient(rule.weights(state)))
+        torch.testing.assert_close(fast(state, 1), slow, rtol=1e-11, atol=1e-12)
+        state = slow
+
+
+@pytest.mark.slow
+@needs_library
+@given(
+    p=st.sampled_from([1.02, 1.1, 1.4, 1.5, 1.75, 2.0, 2.5, 3.0, 10.0]),
+    loss=st.sampled_from(["logistic", "exponential", "linear"]),
+    shape=st.tuples(st.integers(1, 5), st.integers(1, 6), st.integers(1, 7)),
+    scale=st.sampled_from([0.0, 0.1, 30.0]),
+    before=st.sampled_from([0, 1, 60, 127, 1000]),
+    seed=st.integers(0, 1000),
+)
+def test_the_compiled_accelerated_rule_takes_the_same_steps(
+    p, loss, shape, scale, before, seed
+) -> None:
+    """One step at a time, from many moments of a path: restarts, anchors, and steps taken back."""
+    problem = random_problem(3, *shape, seed, loss)
+    rule = Accelerated(p, 0.1, problem.reach(p / (p - 1)))
+    fast = compiled_loop(problem, rule)
+    assert fast is not None
+    state = fast(rule.start(random_weights(problem, scale, seed), 2), before)
+    for _ in range(6):
+        slow, quick = rule.advance(state, problem.gradient(rule.weights(state))), fast(state, 1)
+        # Of a step at the edge of acceptance, rounding decides.
+        alike = (quick["step"] == slow["step"]).flatten()
+        assert alike.all() or _at_the_edge(rule, state, problem)[~alike].all()
+        for name, value in slow.items():
+            close = (quick[name], value) if name == "count" else (quick[name][alike], value[alike])
+            torch.testing.assert_close(*close, rtol=1e-9, atol=1e-10)
+        state = slow
+
+
+def _at_the_edge(rule: Accelerated, state: State, problem: mh.AttentionProblem) -> Tensor:
+    """Where the test of a step is decided by rounding, (trials,)."""
+    gradient = problem.gradient(rule.weights(state))
+    assert gradient.mass is not None
+    mass = gradient.mass.where(gradient.mass > 0, 1)[:, None, None]
+    z = -gradient.mantissa / mass
+    x = state["x"] + state["theta"] * (z - state["x"])
+    slope = grad_phi(x, rule.p / (rule.p - 1), (-2, -1))
+    terms = slope * (z - state["z"])
+    limit = _update_rules.TOLERANCE * (slope * x).sum((-2, -1))
+    return (terms.sum((-2, -1)) - limit).abs() <= 1e-12 * terms.abs().sum((-2, -1)) + limit
 
 
 @needs_library
-def test_the_compiled_loop_can_be_cut_anywhere() -> None:
+@pytest.mark.parametrize("accelerated", [False, True])
+def test_the_compiled_loop_can_be_cut_anywhere(accelerated: bool) -> None:
     problem = random_problem(4)
-    loop = _update_rules.normalized_loop(problem, 1.4, 0.1)
-    one = _update_rules.normalized_loop(problem.trial(2), 1.4, 0.1)
-    assert loop is not None and one is not None
-    u = torch.randn(4, 10, 10, dtype=torch.float64)
-    before = u.clone()
-    whole = loop(u, 300)
-    assert torch.equal(u, before)
-    parts = u
+
+    def looped(problem: mh.AttentionProblem) -> tuple[Constant | Accelerated, Loop]:
+        reach = problem.reach(1.4 / 0.4)
+        rule = Accelerated(1.4, 0.1, reach) if accelerated else Normalized(1.4, 0.1)
+        loop = compiled_loop(problem, rule)
+        assert loop is not None
+        return rule, loop
+
+    W = torch.randn(4, 10, 10, dtype=torch.float64)
+    rule, loop = looped(problem)
+    start = rule.start(W, 2)
+    before = {name: value.clone() for name, value in start.items()}
+    whole = loop(start, 300)
+    for name, value in before.items():
+        assert torch.equal(start[name], value)
+    parts = start
     for count in (1, 99, 150, 50):
         parts = loop(parts, count)
-    assert torch.equal(parts, whole)
-    assert torch.equal(one(u[2], 300), whole[2])
+    own, alone = looped(problem.trial(2))
+    one = alone(own.start(W[2], 2), 300)
+    for name, value in whole.items():
+        assert torch.equal(parts[name], value)
+        assert torch.equal(one[name], value if name == "count" else value[2])
 
 
-def test_without_the_c_library_torch_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("rule", ["normalized", "accelerated"])
+def test_without_the_c_library_torch_takes_over(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = random_problem(3)
-    fast = mh.descend(problem, 2, 500)
-    monkeypatch.setattr(_update_rules, "_descent", lambda: None)
-    assert _update_rules.normalized_loop(problem, 2, 0.1) is None
-    torch.testing.assert_close(mh.descend(problem, 2, 500).W, fast.W, rtol=1e-9, atol=1e-12)
+    fast = mh.descend(problem, 2, 500, rule=rule)
+    solution = mh.attention_svm(problem.X, problem.z, fast.tokens, p=2)
+    monkeypatch.setattr(_compiled, "_descent", lambda name: None)
+    assert compiled_loop(problem, Normalized(2, 0.1)) is None
+    slow = mh.descend(problem, 2, 500, rule=rule)
+    assert torch.equal(slow.tokens, fast.tokens)
+    if rule == "normalized":
+        torch.testing.assert_close(slow.W, fast.W, rtol=1e-9, atol=1e-12)
+    else:  # steps that are taken back amplify rounding, until the direction settles
+        ends = [path.divergence_to(solution)[-1] for path in (slow, fast)]
+        torch.testing.assert_close(*ends, rtol=0.5, atol=1e-12)
+        torch.testing.assert_close(slow.W[:30], fast.W[:30], rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.slow

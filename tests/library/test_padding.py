@@ -86,7 +86,7 @@ def kernels(on: bool) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if not on:
             patch.setattr(_compiled, "can_solve", lambda A, schedule: False)
-            patch.setattr(descent, "normalized_loop", lambda problem, p, lr: None)
+            patch.setattr(descent, "compiled_loop", lambda problem, rule: None)
         yield
 
 

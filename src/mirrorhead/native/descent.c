@@ -1,8 +1,8 @@
-/* Normalised lp-AttGD for many trials: the hot loop of descent.py, trial by trial in the cache.
+/* The hot loops of descent.py, trial by trial in the cache: normalised lp-AttGD,
  *
- *     u+ = u - lr grad L(W) / ||grad L(W)||_q,     W+ = sign(u+) |u+|^(1/(p-1))
+ *     u+ = u - lr grad L(W) / ||grad L(W)||_q,     W+ = sign(u+) |u+|^(1/(p-1)),
  *
- * The gradient is the one that problem.py derives: relative to the selected token, with the
+ * and the accelerated rule, which _update_rules.py describes. The gradient is the one that problem.py derives: relative to the selected token, with the
  * scale of each sample carried as a logarithm.
  *
  * Memory is laid out for inner loops over whole vectors: W, u and the gradient are transposed
@@ -91,14 +91,15 @@ static int has_nan(const double *restrict x, long count) {
     return found;
 }
 
-/* The gradient of one trial up to a positive factor, into G (d, dp). */
-static void gradient(const struct problem *P, const double *restrict W, double *restrict G,
+/* The gradient of one trial up to a positive factor, into G (d, dp). Returns the sum of |dL/dh|
+ * over all tokens that are not selected, up to the same factor. */
+static double gradient(const struct problem *P, const double *restrict W, double *restrict G,
                      double *restrict work) {
     const long n = P->n, T = P->T, d = P->d, Tp = P->Tp, dp = P->dp;
     const long np = (n + 3) & ~3L; /* samples in whole vectors; what is beyond n is not read */
     double *h = work, *rows = h + n * Tp, *wz = rows + n * dp;
     double *tail = wz + dp, *excess = tail + np, *margin = excess + np, *scale = margin + np;
-    double *selected = scale + np;
+    double *selected = scale + np, *pull = selected + np;
 
     for (long i = 0; i < n; i++) { /* logits, relative to the second largest */
         const double *z = P->z + i * d, *Xt = P->Xt + i * d * Tp;
@@ -131,7 +132,7 @@ static void gradient(const struct problem *P, const double *restrict W, double *
         double *e = h + i * Tp, *row = rows + i * dp;
         const long top = (long)selected[i];
         const double best = a[top];
-        double sum = 0, gaps = 0, total = 0;
+        double sum = 0, gaps = 0, total = 0, size = 0;
 #pragma omp simd reduction(+ : sum, gaps)
         for (long t = 0; t < Tp; t++) {
             sum += e[t];
@@ -140,12 +141,14 @@ static void gradient(const struct problem *P, const double *restrict W, double *
         excess[i] = tail[i] * sum;
         const double short_of = tail[i] * gaps / (1 + excess[i]); /* exp(m) D' */
         margin[i] = best - short_of;
-#pragma omp simd reduction(+ : total)
+#pragma omp simd reduction(+ : total, size)
         for (long t = 0; t < Tp; t++) {
             e[t] *= short_of - (best - a[t]);
             total += e[t];
+            size += fabs(e[t]);
         }
         e[top] = -total;
+        pull[i] = size;
         combine(row, X, e, T, dp);
     }
 
@@ -159,6 +162,9 @@ static void gradient(const struct problem *P, const double *restrict W, double *
         for (long i = 0; i < n; i++) tail[i] = scale[i] * P->z[i * d + b];
         combine(G + b * dp, rows, tail, n, dp);
     }
+    double mass = 0;
+    for (long i = 0; i < n; i++) mass -= scale[i] * pull[i];
+    return mass;
 }
 
 /* W (d, dp) of u (d, d). */
@@ -194,19 +200,126 @@ static void descend(const struct problem *P, double *restrict u, long steps, dou
     }
 }
 
+/* The constants of _update_rules.py. */
+#define GROWTH 1.05
+#define SHRINK 0.5
+#define RESTART 64
+#define LONGEST 1e3
+#define TOLERANCE 1e-13
+
+/* The gradient of phi(u) = 1/2 ||u||_q^2 into out, and the norm. With m the largest |u|, r = |u|/m
+ * and S = sum r^q, the norm is m S^(1/q), and the gradient sign(u) m r^(q-1) S^((2-q)/q). */
+static double grad_phi(const double *restrict u, double *restrict out, double *restrict ratio,
+                       double *restrict square, long size, double q) {
+    double most = 0, sum = 0;
+#pragma omp simd reduction(max : most)
+    for (long j = 0; j < size; j++) most = fabs(u[j]) > most ? fabs(u[j]) : most;
+    if (most == 0) { /* all are zero, or NaN */
+        memcpy(out, u, size * sizeof *out);
+        return 0;
+    }
+    for (long j = 0; j < size; j++) ratio[j] = fabs(u[j]) / most;
+    powers(ratio, out, square, size, q - 1);
+#pragma omp simd reduction(+ : sum)
+    for (long j = 0; j < size; j++) sum += out[j] * ratio[j];
+    const double factor = most * pow(sum, (2 - q) / q);
+    for (long j = 0; j < size; j++) out[j] = copysign(factor * out[j], u[j]);
+    return most * pow(sum, 1 / q);
+}
+
+/* What the accelerated rule keeps of one trial, (d, d) each and transposed. */
+struct points {
+    double *W, *x, *z, *move, *anchor, *next_anchor;
+};
+
+/* numbers: B, a, theta and s. count: the steps that were taken before. */
+static void accelerate(const struct problem *P, const struct points *at, double *numbers,
+                       double floor, long count, long steps, double q, double *restrict work) {
+    const long d = P->d, dp = P->dp, size = d * d;
+    double total = numbers[0], a = numbers[1], theta = numbers[2], step = numbers[3];
+    double *V = work, *G = V + d * dp, *z = G + d * dp, *x = z + size, *slope = x + size;
+    double *ratio = slope + size, *square = ratio + size, *rest = square + size;
+    memset(V, 0, d * dp * sizeof *V);
+    for (const long end = count + steps; count < end;) {
+        for (long b = 0; b < d; b++)
+            for (long c = 0; c < d; c++)
+                V[b * dp + c] = at->W[b * d + c] + a * at->move[b * d + c];
+        const double mass = gradient(P, V, G, rest), unit = mass > 0 ? mass : 1;
+        for (long b = 0; b < d; b++)
+            for (long c = 0; c < d; c++) z[b * d + c] = -G[b * dp + c] / unit;
+        for (long j = 0; j < size; j++) x[j] = at->x[j] + theta * (z[j] - at->x[j]);
+        const double norm = grad_phi(x, slope, ratio, square, size, q);
+        double overshoot = 0;
+#pragma omp simd reduction(+ : overshoot)
+        for (long j = 0; j < size; j++) overshoot += slope[j] * (z[j] - at->z[j]);
+        const int fits = overshoot <= TOLERANCE * norm * norm; /* not where it is NaN */
+        if (fits || step <= floor) {
+            for (long b = 0; b < d; b++) memcpy(at->W + b * d, V + b * dp, d * sizeof *V);
+            memcpy(at->x, x, size * sizeof *x);
+            memcpy(at->z, z, size * sizeof *z);
+            total += a;
+        }
+        step = fits ? fmin(step * GROWTH, floor * LONGEST) : fmax(step * SHRINK, floor);
+
+        count++;
+        const int power_of_two = !(count & (count - 1));
+        if (power_of_two && count >= RESTART) {
+            memcpy(at->x, at->z, size * sizeof *x);
+            total = 0;
+        }
+        a = (step + sqrt(step * step + 4 * step * total)) / 2;
+        theta = a / (total + a);
+        for (long j = 0; j < size; j++) x[j] = at->x[j] + theta * (at->z[j] - at->x[j]); /* y */
+        grad_phi(x, at->move, ratio, square, size, q);
+        if (power_of_two) {
+            memcpy(at->anchor, at->next_anchor, size * sizeof *x);
+            for (long j = 0; j < size; j++) at->next_anchor[j] = at->W[j] + a * at->move[j];
+        }
+    }
+    numbers[0] = total, numbers[1] = a, numbers[2] = theta, numbers[3] = step;
+}
+
+/* Where a trial of (trials, ...) arrays begins. */
+static struct problem trial(long k, const double *X, const double *Xt, const double *z,
+                            const double *a, long n, long T, long d, long Tp, long dp, int loss) {
+    return (struct problem){X + k * n * T * dp, Xt + k * n * d * Tp, z + k * n * d, a + k * n * Tp,
+                            n, T, d, Tp, dp, (enum loss)loss};
+}
+
+static double *workspace(long matrices, long n, long d, long Tp, long dp) {
+    const long each = matrices * d * d + 2 * d * dp + n * (Tp + dp) + 6 * (n + 3) + dp;
+    return calloc((size_t)each, sizeof(double));
+}
+
 /* Take `steps` steps from the dual variable u (trials, d, d; transposed) of every trial.
  * Returns 1 where there is no memory, else 0. */
 int EXPORT(normalized_descent)(const double *X, const double *Xt, const double *z, const double *a,
-                       double *u, long trials, long n, long T, long d, long Tp, long dp,
-                       long steps, double lr, double q, double inverse, int loss) {
-    double *work = calloc((size_t)(3 * d * d + 2 * d * dp + n * (Tp + dp) + 5 * (n + 3) + dp), sizeof *work);
+                               long trials, long n, long T, long d, long Tp, long dp, int loss,
+                               long steps, double q, double *u, double lr, double inverse) {
+    double *work = workspace(3, n, d, Tp, dp);
     if (!work) return 1;
     for (long k = 0; k < trials; k++) {
-        const struct problem P = {X + k * n * T * dp, Xt + k * n * d * Tp, z + k * n * d,
-                                  a + k * n * Tp,     n,                   T,
-                                  d,                  Tp,                  dp,
-                                  (enum loss)loss};
+        const struct problem P = trial(k, X, Xt, z, a, n, T, d, Tp, dp, loss);
         descend(&P, u + k * d * d, steps, lr, q, inverse, work);
+    }
+    free(work);
+    return 0;
+}
+
+/* The same for the accelerated rule. points: (6, trials, d, d), in the order of struct points and
+ * transposed; numbers: (trials, 4); floor: (trials,). */
+int EXPORT(accelerated_descent)(const double *X, const double *Xt, const double *z, const double *a,
+                                long trials, long n, long T, long d, long Tp, long dp, int loss,
+                                long steps, double q, double *points, double *numbers,
+                                const double *floor, long count) {
+    double *work = workspace(5, n, d, Tp, dp);
+    if (!work) return 1;
+    const long size = d * d, all = trials * size;
+    for (long k = 0; k < trials; k++) {
+        const struct problem P = trial(k, X, Xt, z, a, n, T, d, Tp, dp, loss);
+        double *p = points + k * size;
+        const struct points at = {p, p + all, p + 2 * all, p + 3 * all, p + 4 * all, p + 5 * all};
+        accelerate(&P, &at, numbers + 4 * k, floor[k], count, steps, q, work);
     }
     free(work);
     return 0;

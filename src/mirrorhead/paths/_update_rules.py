@@ -11,18 +11,13 @@ no digits are lost by mapping to w and back:
 
 from __future__ import annotations
 
-import ctypes
-import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from mirrorhead import native
-from mirrorhead.losses import LOSSES
-from mirrorhead.potentials import dual_exponent, inverse_exponent, lp_norm, signed_power, snap
-from mirrorhead.problem import AttentionProblem, Gradient
+from mirrorhead.potentials import dual_exponent, inverse_exponent, lp_norm, signed_power
+from mirrorhead.problem import Gradient
 
 GROWTH, SHRINK = 1.05, 0.5
 RESTART = 64
@@ -65,49 +60,6 @@ class Normalized(Constant):
         return {"u": state["u"] - self.lr * gradient.normalized(dual_exponent(self.p))}
 
 
-def normalized_loop(
-    problem: AttentionProblem, p: float, lr: float
-) -> Callable[[Tensor, int], Tensor] | None:
-    """A function of u and a count that takes that many steps of the normalized rule in C.
-
-    native/descent.c is hundreds of times faster than torch for one trial; both agree to rounding.
-    None without the library, and for other problems than of one head, labels +-1, no padding, on
-    a CPU.
-    """
-    plain = problem.heads is None and problem.classes is None and problem.mask is None
-    if not (plain and problem.X.device.type == "cpu" and (descent := _descent())):
-        return None
-    *_, n, T, d = problem.X.shape
-    X = problem.X.reshape(-1, n, T, d)
-    rows, columns, scores = map(_padded, (X, X.mT, problem.scores().reshape(-1, n, T)))
-    data = (rows, columns, problem.z.reshape(-1, n, d).contiguous(), scores)
-    sizes = (X.shape[0], n, T, d, columns.shape[-1], rows.shape[-1])
-    rule = (lr, snap(dual_exponent(p)), inverse_exponent(p))
-    loss = list(LOSSES).index(problem.loss_name)
-
-    def advance(u: Tensor, count: int) -> Tensor:
-        """u after `count` steps, in its own memory; trials one after the other."""
-        transposed = u.mT.clone(memory_format=torch.contiguous_format)
-        pointers = [x.data_ptr() for x in (*data, transposed)]
-        if descent(*pointers, *sizes, count, *rule, loss):
-            raise MemoryError("no memory for the working space of one trial")
-        return transposed.mT
-
-    return advance
-
-
-def _padded(x: Tensor) -> Tensor:
-    """The last dimension filled up with zeros to a multiple of four: whole vectors."""
-    return torch.nn.functional.pad(x, (0, -x.shape[-1] % 4)).contiguous()
-
-
-@functools.cache
-def _descent() -> Callable[..., int] | None:
-    pointer, size, number = ctypes.c_void_p, ctypes.c_long, ctypes.c_double
-    types = [*[pointer] * 5, *[size] * 7, *[number] * 3, ctypes.c_int]
-    return native.function("normalized_descent", types)
-
-
 @dataclass(frozen=True, eq=False)
 class Accelerated:
     r"""Nesterov's method on the dual of the max-margin problem, with a step size for each trial.
@@ -138,7 +90,7 @@ class Accelerated:
 
     def start(self, w: Tensor, dims: int) -> State:
         """The state at w, with a pending step of length 0: the first gradient is taken at w."""
-        zero, scalar = torch.zeros_like(w), self._floor(dims).to(w)
+        zero, scalar = torch.zeros_like(w), self.floor(dims).to(w)
         return {
             "W": w.clone(),  # what has been accepted
             "x": zero,
@@ -166,7 +118,7 @@ class Accelerated:
     def advance(self, state: State, gradient: Gradient) -> State:
         q, dims = dual_exponent(self.p), self._dims(state["W"])
         z, x, theta, step = state["z"], state["x"], state["theta"], state["step"]
-        floor = self._floor(len(dims)).to(step)
+        floor = self.floor(len(dims)).to(step)
 
         # The step from W, judged by the gradient at its end: z = -grad / mass, a weighted mean of
         # rows where every weight is positive. No mass, no gradient.
@@ -202,7 +154,8 @@ class Accelerated:
     def _dims(self, w: Tensor) -> tuple[int, ...]:
         return tuple(range(self.reach.dim() - w.dim(), 0))
 
-    def _floor(self, dims: int) -> Tensor:
+    def floor(self, dims: int) -> Tensor:
+        """The shortest step of each trial, with `dims` further dimensions of size 1."""
         reach = self.reach.where(self.reach > 0, 1)  # all tokens alike: no gradient either
         return (self.lr / reach**2).reshape(self.reach.shape + (1,) * dims)
 

@@ -18,7 +18,8 @@ from torch import Tensor
 from mirrorhead._checks import as_floats, check_integer, check_positive, is_number
 from mirrorhead.margin import MarginSolution
 from mirrorhead.paths._checkpoint import Progress, fingerprint, load_checkpoint, save_checkpoint
-from mirrorhead.paths._update_rules import Accelerated, Constant, Normalized, State, normalized_loop
+from mirrorhead.paths._compiled import compiled_loop
+from mirrorhead.paths._update_rules import Accelerated, Constant, Normalized, State
 from mirrorhead.paths.step_size import warn_if_too_large
 from mirrorhead.potentials import PNorm, check_p, dual_exponent
 from mirrorhead.problem import AttentionProblem, Gradient, check_problem
@@ -155,7 +156,7 @@ def descend(
             else:
                 run = stored
                 _check_kept(wanted, steps, run)
-        advance = _stepper(problem, p, lr, rules)
+        advance = _stepper(problem, rules)
         stops = sorted(k for k in wanted | {steps} if k >= run.step)
         saved = time.monotonic()
         with progress_bar(f"descent, p = {p:g}", steps, progress) as tick:
@@ -252,13 +253,10 @@ def progress_bar(title: str, total: int, show: bool = True) -> Iterator[Callable
             sys.stderr.flush()
 
 
-def _stepper(
-    problem: AttentionProblem, p: float, lr: float, rules: dict[str, Rule]
-) -> Callable[[States, int], States]:
+def _stepper(problem: AttentionProblem, rules: dict[str, Rule]) -> Callable[[States, int], States]:
     """The function that takes a number of steps: in C where that applies, else in torch."""
-    alone = rules.keys() == {"W"} and type(rules["W"]) is Normalized
-    if alone and (loop := normalized_loop(problem, p, lr)) is not None:
-        return lambda states, count: {"W": {"u": loop(states["W"]["u"], count)}}
+    if rules.keys() == {"W"} and (loop := compiled_loop(problem, rules["W"])) is not None:
+        return lambda states, count: {"W": loop(states["W"], count)}
 
     def advance(states: States, count: int) -> States:
         for _ in range(count):
