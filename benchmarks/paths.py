@@ -99,7 +99,7 @@ def steps_table(trials: int = 100, rounds: int = 5) -> list[str]:
 def accelerated_step_table(rounds: int = 3) -> None:
     """The accelerated rule in C against the same rule in torch, batched over trials."""
     print(
-        "\none iteration of one trial, (n, T, d) = (6, 8, 10), accelerated rule, us: torch, C, ratio"
+        "\none iteration of one trial, (n, T, d) = (6, 8, 10), accelerated: us in torch, in C, ratio"
     )
     counts = (1, 10, 100)
     print(f"{'p':>5} " + "".join(f"{f'{trials} trials':>24}" for trials in counts))
@@ -108,7 +108,7 @@ def accelerated_step_table(rounds: int = 3) -> None:
         for trials in counts:
             problem, torch_times, ours = random_problem(trials), [], []
             for _ in range(rounds):
-                with mock.patch.object(descent, "compiled_loop", lambda *_: None):
+                with mock.patch.object(descent, "compiled_loop", return_value=None):
                     torch_times.append(seconds(descend_all, problem, p, 200, "accelerated"))
                 ours.append(seconds(descend_all, problem, p, 200, "accelerated"))
             slow, fast = (1e6 * median(times) / (200 * trials) for times in (torch_times, ours))

@@ -2,8 +2,9 @@
  *
  *     u+ = u - lr grad L(W) / ||grad L(W)||_q,     W+ = sign(u+) |u+|^(1/(p-1)),
  *
- * and the accelerated rule, which _update_rules.py describes. The gradient is the one that problem.py derives: relative to the selected token, with the
- * scale of each sample carried as a logarithm.
+ * and the accelerated rule, which _update_rules.py describes. The gradient is the one that
+ * problem.py derives: relative to the selected token, with the scale of each sample carried as a
+ * logarithm.
  *
  * Memory is laid out for inner loops over whole vectors: W, u and the gradient are transposed
  * (column of W contiguous), and rows over d and over T are padded to a multiple of four, dp and
