@@ -98,9 +98,7 @@ def steps_table(trials: int = 100, rounds: int = 5) -> list[str]:
 
 def accelerated_step_table(rounds: int = 3) -> None:
     """The accelerated rule in C against the same rule in torch, batched over trials."""
-    print(
-        "\none iteration of one trial, (n, T, d) = (6, 8, 10), accelerated: us in torch, in C, ratio"
-    )
+    print("\none iteration of one trial, (n, T, d) = (6, 8, 10), accelerated: us torch, C, ratio")
     counts = (1, 10, 100)
     print(f"{'p':>5} " + "".join(f"{f'{trials} trials':>24}" for trials in counts))
     for p in (1.1, 1.5, 2.0, 3.0):
