@@ -19,7 +19,7 @@ from mirrorhead.lab.cli.train import Train
 from mirrorhead.lab.models import TextSettings, ViTSettings
 from mirrorhead.lab.runtime.errors import UserError
 from mirrorhead.lab.training import OptimizerSettings, evaluate, load_run, load_sets, preset
-from mirrorhead.lab.training.presets import PRESETS, RATES
+from mirrorhead.lab.training.presets import PRESETS, RATES, parse_candidate
 
 
 @pytest.fixture
@@ -104,6 +104,16 @@ def test_options_reach_the_settings() -> None:
     name = "laptop-imdb-mirror-descent-lr0.1-p1.5-normalize-global-batch7-fsdp-compiled-seed0"
     assert command._name(chosen) == name
     assert parse("imdb")._chosen() == preset("laptop")
+
+
+@pytest.mark.parametrize(("option", "knee"), [("", 1.0), ("--knee 2.5", 2.5), ("--knee 0", 0.0)])
+def test_mirror_adam_has_the_usual_knee(option: str, knee: float) -> None:
+    command = parse(f"imdb --optimizer mirror-adam --lr 1e-3 {option}")
+    chosen = command._chosen()
+    assert chosen.training.optimizer == OptimizerSettings("mirror-adam", 1e-3, 1.1, knee=knee)
+    assert (f"-knee{knee:g}-" in command._name(chosen)) == bool(knee)
+    _, (rule,) = parse_candidate(f"mirror-adam p=1.1 lr=1e-3 {option[2:].replace(' ', '=')}")
+    assert rule == chosen.training.optimizer
 
 
 def test_the_schedule_and_limits_are_options() -> None:

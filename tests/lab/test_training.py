@@ -22,6 +22,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
+import mirrorhead as mh
 from mirrorhead.lab.datasets import epoch_batches
 from mirrorhead.lab.models import HuggingFaceClassifier
 from mirrorhead.lab.training import (
@@ -233,6 +234,18 @@ def test_fused_steps_lead_to_the_same_weights(tmp_path: Path, name: str) -> None
     assert same(fused, again)
     for one, two in zip(fused.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-4)
+
+
+def test_the_knee_of_mirror_adam() -> None:
+    """Without one, settings are those of runs that were made before there was one."""
+    model = torch.nn.Linear(2, 1)
+    usual = mh.MirrorAdam([model.weight]).defaults["rms_floor"]
+    for knee, expected in ((0.0, (None, 1e-2)), (2.0, (2.0, usual))):
+        settings = OptimizerSettings("mirror-adam", p=1.5, knee=knee)
+        group = build_optimizer(model, settings).param_groups[0]
+        assert (group["knee"], group["rms_floor"]) == expected
+        assert settings.identity().get("knee") == (knee or None)
+        assert TrainSettings(optimizer=settings).identity()["optimizer"] == settings.identity()
 
 
 # --- folders ----------------------------------------------------------------------------------
@@ -459,6 +472,8 @@ def test_a_team_trains_the_same_model(tmp_path: Path, name: str, parallel: str) 
         (lambda: OptimizerSettings("sgd", p=1.5), "sgd has no p; it has: momentum"),
         (lambda: OptimizerSettings("adamw", momentum=0.9), "adamw has no momentum"),
         (lambda: OptimizerSettings("adamw", l1=0.9), "adamw has no l1"),
+        (lambda: OptimizerSettings("adamw", knee=1.0), "adamw has no knee"),
+        (lambda: OptimizerSettings("mirror-adam", p=1.5, knee=-1.0), "knee must be at least 0"),
         (lambda: OptimizerSettings("sgd", lr=0), "lr must be greater than 0"),
         (lambda: OptimizerSettings("sgd", lr=math.nan), "lr must be greater than 0"),
         (lambda: OptimizerSettings("sgd", momentum=1), "momentum must be at least 0 and less"),

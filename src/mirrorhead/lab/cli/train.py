@@ -44,6 +44,8 @@ class Train:
     weight_decay: float = 0.0
     l1: float = 0.0
     """Weight of the l1 norm, for proximal-l1."""
+    knee: Annotated[float | None, option("K", "(default: 1)")] = None
+    """Where the potential becomes quadratic, for mirror-adam; 0: nowhere."""
     schedule: Annotated[
         Literal["constant", "cosine"] | None, option("{constant,cosine}", "(default: preset's)")
     ] = None
@@ -140,6 +142,7 @@ class Train:
     def _rule(self) -> OptimizerSettings | None:
         """Return the optimizer that the options name; None for mirror descent at a known rate."""
         from mirrorhead.lab.training import OptimizerSettings
+        from mirrorhead.lab.training.presets import KNEE
 
         names = ("momentum", "normalize", "weight_decay", "l1")
         given: dict[str, Any] = {name: getattr(self, name) for name in names}
@@ -148,6 +151,8 @@ class Train:
                 raise UserError(f"--lr is needed for {self.optimizer} with these options")
             return None
         p = self.p if self.optimizer in ("mirror-descent", "mirror-adam") else None
+        usual = KNEE if self.optimizer == "mirror-adam" else 0.0
+        given["knee"] = usual if self.knee is None else self.knee
         return OptimizerSettings(self.optimizer, lr=self.lr, p=p, **given)
 
     def _preset_name(self) -> str:
@@ -162,6 +167,7 @@ class Train:
             "normalize-": rule.normalize,
             "decay": rule.weight_decay or None,
             "l1-": rule.l1 or None,
+            "knee": rule.knee or None,
             "batch": self.batch_size,
             "": self.schedule,
             "warmup": self.warmup,

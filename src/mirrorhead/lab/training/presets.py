@@ -91,6 +91,8 @@ PRESETS = {
     ),
 }  # fmt: skip
 
+#: The default of MirrorAdam.
+KNEE = 1.0
 #: Known learning rates of mirror descent by p.
 RATES = {
     "laptop": {1.1: 0.3, 1.5: 0.3, 2.0: 1.0, 3.0: 3e-3},  # validation chose: docs/results.md
@@ -108,7 +110,7 @@ def preset(name: str, optimizer: OptimizerSettings | None = None, p: float = 1.1
 
     >>> preset("paper-3", p=2.0).training.optimizer
     OptimizerSettings(name='mirror-descent', lr=0.04, p=2.0, momentum=0.0, normalize=None,
-    weight_decay=0.0, l1=0.0)
+    weight_decay=0.0, l1=0.0, knee=0.0)
     """
     if name not in PRESETS:
         raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
@@ -119,7 +121,7 @@ def preset(name: str, optimizer: OptimizerSettings | None = None, p: float = 1.1
 
 def _usual_optimizer(name: str, p: float) -> OptimizerSettings:
     if name == "laptop-vit":
-        return OptimizerSettings("mirror-adam", lr=3e-3, p=p)
+        return OptimizerSettings("mirror-adam", lr=3e-3, p=p, knee=KNEE)
     if p not in RATES[name]:
         raise ValueError(
             f"no learning rate is known for p = {p:g} in {name}, only for"
@@ -195,6 +197,8 @@ def _parsed(text: str) -> tuple[OptimizerSettings, ...]:
             given[key] = value if key == "normalize" else _number(key, value)
     if "lr" not in given:
         raise ValueError("lr is missing, such as lr=0.03,0.1,0.3,1")
+    if name == "mirror-adam":
+        given.setdefault("knee", KNEE)
     return _rates(name, *given.pop("lr"), **given)
 
 

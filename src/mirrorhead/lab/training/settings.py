@@ -20,7 +20,7 @@ OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
 #: Which options an optimizer has, beside lr.
 OPTIONS: dict[str, tuple[str, ...]] = {
     "mirror-descent": ("p", "momentum", "normalize", "weight_decay"),
-    "mirror-adam": ("p", "weight_decay"),
+    "mirror-adam": ("p", "weight_decay", "knee"),
     "adamw": ("weight_decay",),
     "sgd": ("momentum", "weight_decay"),
     "proximal-l1": ("momentum", "l1"),
@@ -45,13 +45,15 @@ class OptimizerSettings:
     normalize: Literal["tensor", "global"] | None = None
     weight_decay: float = 0.0
     l1: float = 0.0
+    # Of MirrorAdam, see there. 0: none, and a larger floor, as in results that predate the knee.
+    knee: float = 0.0
 
     def __post_init__(self) -> None:
         if self.name not in OPTIMIZERS:
             raise ValueError(f"name must be one of {', '.join(OPTIMIZERS)}, got {self.name!r}")
         check("lr", self.lr, low=0, open_low=True)
         own = OPTIONS[self.name]
-        for option in ("p", "momentum", "normalize", "weight_decay", "l1"):
+        for option in ("p", "momentum", "normalize", "weight_decay", "l1", "knee"):
             if option not in own and getattr(self, option) not in (None, 0):
                 raise ValueError(f"{self.name} has no {option}; it has: {', '.join(own)}")
         if "p" in own:
@@ -61,8 +63,16 @@ class OptimizerSettings:
         check("momentum", self.momentum, low=0, below=1)
         check("weight_decay", self.weight_decay, low=0)
         check("l1", self.l1, low=0)
+        check("knee", self.knee, low=0)
         if self.normalize is not None:
             _check_word("normalize", self.normalize, "tensor", "global")
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings, without those that older runs do not have where they are as then."""
+        found = dataclasses.asdict(self)
+        if not self.knee:
+            del found["knee"]
+        return found
 
 
 @dataclass(frozen=True)
@@ -109,7 +119,7 @@ class TrainSettings:
         Settings that older runs do not have are left out at their defaults, so that a run of an
         older version stays the same run.
         """
-        found = dataclasses.asdict(self)
+        found = {**dataclasses.asdict(self), "optimizer": self.optimizer.identity()}
         for name in ("keep", "checkpoint_every"):
             del found[name]
         for name, default in (("choose", "best"), ("milestones", ())):
@@ -155,8 +165,10 @@ def build_optimizer(
     <class 'torch.optim.sgd.SGD'>
     """
     params = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
-    kind, extra = _KINDS[settings.name]
-    how = {name: getattr(settings, name) for name in OPTIONS[settings.name]} | extra
+    kind = _KINDS[settings.name]
+    how = {name: getattr(settings, name) for name in OPTIONS[settings.name]}
+    if kind is MirrorAdam and not settings.knee:
+        how |= {"knee": None, "rms_floor": 1e-2}
     # On a CPU the mirror optimizers take their C step by default; their fused step is compiled by
     # torch for tens of seconds and is no faster there.
     on_cpu = all(param.device.type == "cpu" for _, param in params)
@@ -190,12 +202,11 @@ class ProximalSGD(SGD):
         return loss
 
 
-#: The class of each optimizer, and options that are not in the settings.
-_KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "mirror-descent": (MirrorDescent, {}),
-    # The pure power and its floor, as in the stored results: they predate the knee.
-    "mirror-adam": (MirrorAdam, {"knee": None, "rms_floor": 1e-2}),
-    "adamw": (AdamW, {}),
-    "sgd": (SGD, {}),
-    "proximal-l1": (ProximalSGD, {}),
+#: The class of each optimizer.
+_KINDS: dict[str, Any] = {
+    "mirror-descent": MirrorDescent,
+    "mirror-adam": MirrorAdam,
+    "adamw": AdamW,
+    "sgd": SGD,
+    "proximal-l1": ProximalSGD,
 }

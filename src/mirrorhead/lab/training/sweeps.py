@@ -54,7 +54,8 @@ class Asked:
 
     def record(self, out: str | Path) -> Path:
         """Return the path of the record, out/sweep-<hash of what is asked>.json."""
-        return Path(out) / f"sweep-{digest(dataclasses.asdict(self))}.json"
+        rivals = {name: [rule.identity() for rule in rules] for name, rules in self.rivals.items()}
+        return Path(out) / f"sweep-{digest({**dataclasses.asdict(self), 'rivals': rivals})}.json"
 
     def run(self, rule: OptimizerSettings, seed: int) -> Preset:
         """Return the settings of one run."""
