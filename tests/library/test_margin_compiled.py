@@ -8,7 +8,7 @@ from hypothesis import given
 import mirrorhead as mh
 from margin_cases import HOPELESS, NASTY, generator, hopeless, nasty, random_problem
 from mirrorhead import native
-from mirrorhead.margin import _compiled, _interior_point
+from mirrorhead.margin import _compiled, _interior_point, _linear_systems
 from mirrorhead.margin._constraints import attention_constraints
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="the C library was not built")
@@ -151,6 +151,20 @@ def test_without_the_c_library_torch_takes_over(monkeypatch):
 
 
 def test_large_problems_and_those_of_many_rows_are_left_to_torch():
-    for shape in ((40, 20, 30), (6, 15, 6), (1, 8, 1)):
+    for shape in ((40, 20, 30), (8, 15, 6), (1, 8, 1)):
         assert not _compiled.can_solve(attention_constraints(*random_problem(*shape)).A, FIRST)
     assert _compiled.can_solve(attention_constraints(*random_problem(20, 20, 30)).A, FIRST)
+
+
+@pytest.mark.parametrize("p", [1.1, 1.5, 2.0, 5.0])
+def test_problems_with_more_rows_than_columns(p, monkeypatch):
+    """Of up to three times as many, against the system of columns."""
+    X, z, _ = random_problem(2, 25, 9, 9, seed=22)  # 200 rows, 81 columns
+    W = torch.randn(9, 9, dtype=torch.float64)
+    tokens = (X @ W @ z.unsqueeze(-1)).squeeze(-1).argmax(-1)
+    fast, _ = both(X, z, tokens, p=p)
+    assert fast.optimal.all()
+    monkeypatch.setattr(_linear_systems, "COMPILED_LIMIT", 0)
+    assert _linear_systems.system_kind(attention_constraints(X, z, tokens).A, 700) == "columns"
+    slow = in_torch(lambda: mh.attention_svm(X, z, tokens, p))
+    torch.testing.assert_close(slow.norm, fast.norm, rtol=3e-9, atol=0)

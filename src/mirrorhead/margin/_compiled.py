@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mirrorhead import native
 from mirrorhead.margin._constraints import ConstraintMatrix
-from mirrorhead.margin._linear_systems import DENSE_LIMIT, system_kind
+from mirrorhead.margin._linear_systems import COMPILED_LIMIT, system_kind
 from mirrorhead.margin._newton_step import Schedule, Start
 
 AT_ONCE = 64  # problems in one call
@@ -49,7 +49,7 @@ class Rule(ctypes.Structure):
 
 def can_solve(A: ConstraintMatrix, schedule: Schedule) -> bool:
     """Whether the kernel is available and solves problems of this size on this device."""
-    small = A.rows <= DENSE_LIMIT and system_kind(A, schedule.dense_limit) == "rows"
+    small = A.rows <= COMPILED_LIMIT and system_kind(A, schedule.dense_limit) == "rows"
     return small and A.left.device.type == "cpu" and _solver() is not None
 
 
