@@ -79,6 +79,7 @@ def test_pictures_and_other_optimizers(slices: Path) -> None:
         ("imdb --partial --momentum 0.9", "--lr is needed for mirror-descent"),
         ("imdb --partial --normalize global", "--lr is needed for mirror-descent"),
         ("imdb --partial --l1 0.1", "--lr is needed for mirror-descent"),
+        ("cifar10 --partial --knee 0", "--lr is needed for mirror-descent"),
         ("imdb --partial --warmup 1", "warmup must be at least 0 and less than 1"),
         ("imdb --partial --clip -1", "clip must be greater than 0"),
         ("imdb --partial --stop-at 99.5", "stop_at must be above 0 and at most 1"),

@@ -21,6 +21,7 @@ from mirrorhead.paths import _compiled, _update_rules, descent
 from mirrorhead.paths._compiled import Loop, compiled_loop
 from mirrorhead.paths._update_rules import Accelerated, Constant, Normalized, State, grad_phi
 from mirrorhead.paths.diagnostics import fitted_slope, observed_rate, theorem_rate
+from mirrorhead.problem import Gradient
 from mirrorhead.synthetic import example_2, random_problem, random_weights
 
 needs_library = pytest.mark.skipif(not native.available(), reason="the C library was not built")
@@ -245,27 +246,33 @@ def test_the_compiled_accelerated_rule_takes_the_same_steps(
     assert fast is not None
     state = fast(rule.start(random_weights(problem, scale, seed), 2), before)
     for _ in range(6):
-        slow, quick = rule.advance(state, problem.gradient(rule.weights(state))), fast(state, 1)
+        W = rule.weights(state)
+        gradient = problem.gradient(W)
+        slow, quick = rule.advance(state, gradient), fast(state, 1)
+        # How well logits are known; the gradient is a mean with their softmax as weights.
+        noise = 1e-15 * (10 + problem.logits(W).abs().amax((-2, -1)))
         # Of a step at the edge of acceptance, rounding decides.
         alike = (quick["step"] == slow["step"]).flatten()
-        assert alike.all() or _at_the_edge(rule, state, problem)[~alike].all()
+        assert alike.all() or _at_the_edge(rule, state, gradient, noise)[~alike].all()
         for name, value in slow.items():
-            close = (quick[name], value) if name == "count" else (quick[name][alike], value[alike])
-            torch.testing.assert_close(*close, rtol=1e-9, atol=1e-10)
+            if name == "count":
+                assert torch.equal(quick[name], value)
+                continue
+            size = value.abs().amax((-2, -1))  # moves are powers, and amplify it
+            error = (quick[name] - value).abs().amax((-2, -1))
+            assert (error <= 1e3 * rule.p / (rule.p - 1) * noise * size + 1e-12)[alike].all(), name
         state = slow
 
 
-def _at_the_edge(rule: Accelerated, state: State, problem: mh.AttentionProblem) -> Tensor:
+def _at_the_edge(rule: Accelerated, state: State, gradient: Gradient, noise: Tensor) -> Tensor:
     """Where the test of a step is decided by rounding, (trials,)."""
-    gradient = problem.gradient(rule.weights(state))
     assert gradient.mass is not None
-    mass = gradient.mass.where(gradient.mass > 0, 1)[:, None, None]
-    z = -gradient.mantissa / mass
+    z = -gradient.mantissa / gradient.mass.where(gradient.mass > 0, 1)[:, None, None]
     x = state["x"] + state["theta"] * (z - state["x"])
-    slope = grad_phi(x, rule.p / (rule.p - 1), (-2, -1))
-    terms = slope * (z - state["z"])
-    limit = _update_rules.TOLERANCE * (slope * x).sum((-2, -1))
-    return (terms.sum((-2, -1)) - limit).abs() <= 1e-12 * terms.abs().sum((-2, -1)) + limit
+    slope, step = grad_phi(x, rule.p / (rule.p - 1), (-2, -1)), z - state["z"]
+    overshoot = (slope * step).sum((-2, -1)) - _update_rules.TOLERANCE * (slope * x).sum((-2, -1))
+    size = (slope.abs() * (z.abs() + state["z"].abs()).amax((-2, -1), keepdim=True)).sum((-2, -1))
+    return overshoot.abs() <= 1e3 * noise * size
 
 
 @needs_library
@@ -302,15 +309,15 @@ def test_without_the_c_library_torch_takes_over(rule: str, monkeypatch: pytest.M
     problem = random_problem(3)
     fast = mh.descend(problem, 2, 500, rule=rule)
     solution = mh.attention_svm(problem.X, problem.z, fast.tokens, p=2)
-    monkeypatch.setattr(_compiled, "_descent", lambda name: None)
+    monkeypatch.setattr(_compiled, "_normalized_descent", lambda: None)
+    monkeypatch.setattr(_compiled, "_accelerated_descent", lambda: None)
     assert compiled_loop(problem, Normalized(2, 0.1)) is None
     slow = mh.descend(problem, 2, 500, rule=rule)
     assert torch.equal(slow.tokens, fast.tokens)
     if rule == "normalized":
         torch.testing.assert_close(slow.W, fast.W, rtol=1e-9, atol=1e-12)
     else:  # steps that are taken back amplify rounding, until the direction settles
-        ends = [path.divergence_to(solution)[-1] for path in (slow, fast)]
-        torch.testing.assert_close(*ends, rtol=0.5, atol=1e-12)
+        assert all((path.divergence_to(solution)[-1] < 1e-6).all() for path in (slow, fast))
         torch.testing.assert_close(slow.W[:30], fast.W[:30], rtol=1e-9, atol=1e-12)
 
 

@@ -19,9 +19,6 @@ from mirrorhead.margin._constraints import ConstraintMatrix
 # Dense up to this many rows or columns, conjugate gradients beyond; where these fail, dense
 # up to the second limit, slower and safer.
 DENSE_LIMIT, LAST_RESORT = 700, 4000
-# Up to this many rows, and up to three times as many as columns, the C code's system of rows is
-# faster than that of columns in torch.
-COMPILED_LIMIT = 1_100
 # A batch is solved in parts whose largest tensors have this many numbers (4 MB) at most, about
 # what the caches of a core hold; a single problem may exceed it.
 BUDGET = 1 << 19
@@ -41,8 +38,7 @@ def system_kind(A: ConstraintMatrix, limit: int) -> Literal["rows", "columns", "
     """Choose one of the three; systems of up to `limit` rows or columns are factored."""
     if min(A.rows, A.columns) > limit:
         return "iterative"
-    few = A.rows <= min(2 * A.columns, limit) or A.rows <= min(3 * A.columns, COMPILED_LIMIT)
-    return "rows" if few else "columns"
+    return "rows" if A.rows <= min(2 * A.columns, limit) else "columns"
 
 
 def problems_at_once(A: ConstraintMatrix, limit: int) -> int:

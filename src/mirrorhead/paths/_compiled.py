@@ -36,9 +36,9 @@ def compiled_loop(problem: AttentionProblem, rule: Constant | Accelerated) -> Lo
     plain = problem.heads is None and problem.classes is None and problem.mask is None
     if not plain or problem.X.device.type != "cpu":
         return None
-    if type(rule) is Normalized and (descent := _descent("normalized_descent")) is not None:
+    if type(rule) is Normalized and (descent := _normalized_descent()) is not None:
         return _normalized(descent, problem, rule)
-    if isinstance(rule, Accelerated) and (descent := _descent("accelerated_descent")) is not None:
+    if isinstance(rule, Accelerated) and (descent := _accelerated_descent()) is not None:
         return _accelerated(descent, problem, rule)
     return None
 
@@ -93,12 +93,16 @@ def _padded(x: Tensor) -> Tensor:
     return torch.nn.functional.pad(x, (0, -x.shape[-1] % 4)).contiguous()
 
 
+_POINTER, _SIZE, _NUMBER = ctypes.c_void_p, ctypes.c_long, ctypes.c_double
+# The data, their sizes, the loss, the count and q.
+_PROBLEM = [*[_POINTER] * 4, *[_SIZE] * 6, ctypes.c_int, _SIZE, _NUMBER]
+
+
 @functools.cache
-def _descent(name: str) -> Callable[..., int] | None:
-    pointer, size, number = ctypes.c_void_p, ctypes.c_long, ctypes.c_double
-    own = {
-        "normalized_descent": [pointer, number, number],  # u, lr, 1/(p-1)
-        "accelerated_descent": [pointer, pointer, pointer, size],
-    }
-    types = [*[pointer] * 4, *[size] * 6, ctypes.c_int, size, number, *own[name]]
-    return native.function(name, types)
+def _normalized_descent() -> Callable[..., int] | None:
+    return native.function("normalized_descent", [*_PROBLEM, _POINTER, _NUMBER, _NUMBER])
+
+
+@functools.cache
+def _accelerated_descent() -> Callable[..., int] | None:
+    return native.function("accelerated_descent", [*_PROBLEM, *[_POINTER] * 3, _SIZE])

@@ -142,17 +142,16 @@ class Train:
     def _rule(self) -> OptimizerSettings | None:
         """Return the optimizer that the options name; None for mirror descent at a known rate."""
         from mirrorhead.lab.training import OptimizerSettings
-        from mirrorhead.lab.training.presets import KNEE
+        from mirrorhead.lab.training.presets import usual_knee
 
         names = ("momentum", "normalize", "weight_decay", "l1")
         given: dict[str, Any] = {name: getattr(self, name) for name in names}
         if self.lr is None:
-            if self.optimizer != "mirror-descent" or any(given.values()):
+            if self.optimizer != "mirror-descent" or any(given.values()) or self.knee is not None:
                 raise UserError(f"--lr is needed for {self.optimizer} with these options")
             return None
         p = self.p if self.optimizer in ("mirror-descent", "mirror-adam") else None
-        usual = KNEE if self.optimizer == "mirror-adam" else 0.0
-        given["knee"] = usual if self.knee is None else self.knee
+        given["knee"] = usual_knee(self.optimizer, p) if self.knee is None else self.knee
         return OptimizerSettings(self.optimizer, lr=self.lr, p=p, **given)
 
     def _preset_name(self) -> str:

@@ -295,7 +295,9 @@ def write_results(path: Path, results: ComparisonResults) -> None:
     check_free(path)
     content = msgspec.to_builtins(results, str_keys=True)
     empty = dict.fromkeys(RunResults.__struct_fields__)
-    for one in content["rivals"]:
+    for one, optimizer in zip(content["rivals"], results.optimizers, strict=True):
+        if optimizer.chosen is not None:  # as files of before have it
+            one["chosen"] = optimizer.chosen.identity()
         gone = one.pop("diverged")
         runs = [{**run, "diverged": False} for run in one["runs"]]
         one["runs"] = [*runs, *({**empty, "seed": seed, "diverged": True} for seed in gone)]

@@ -91,8 +91,6 @@ PRESETS = {
     ),
 }  # fmt: skip
 
-#: The default of MirrorAdam.
-KNEE = 1.0
 #: Known learning rates of mirror descent by p.
 RATES = {
     "laptop": {1.1: 0.3, 1.5: 0.3, 2.0: 1.0, 3.0: 3e-3},  # validation chose: docs/results.md
@@ -119,9 +117,18 @@ def preset(name: str, optimizer: OptimizerSettings | None = None, p: float = 1.1
     return replace(found, training=replace(found.training, optimizer=optimizer))
 
 
+def usual_knee(name: str, p: float | None) -> float:
+    """Return the default of MirrorAdam; 0 for other optimizers, and for p >= 2, which has no knee.
+
+    >>> usual_knee("mirror-adam", 1.1), usual_knee("mirror-adam", 3.0), usual_knee("adamw", None)
+    (1.0, 0.0, 0.0)
+    """
+    return 1.0 if name == "mirror-adam" and p is not None and p < 2 else 0.0
+
+
 def _usual_optimizer(name: str, p: float) -> OptimizerSettings:
     if name == "laptop-vit":
-        return OptimizerSettings("mirror-adam", lr=3e-3, p=p, knee=KNEE)
+        return OptimizerSettings("mirror-adam", lr=3e-3, p=p, knee=usual_knee("mirror-adam", p))
     if p not in RATES[name]:
         raise ValueError(
             f"no learning rate is known for p = {p:g} in {name}, only for"
@@ -197,8 +204,7 @@ def _parsed(text: str) -> tuple[OptimizerSettings, ...]:
             given[key] = value if key == "normalize" else _number(key, value)
     if "lr" not in given:
         raise ValueError("lr is missing, such as lr=0.03,0.1,0.3,1")
-    if name == "mirror-adam":
-        given.setdefault("knee", KNEE)
+    given.setdefault("knee", usual_knee(name, given.get("p")))
     return _rates(name, *given.pop("lr"), **given)
 
 
