@@ -247,6 +247,8 @@ def draw(found: Sequence[ModelMargins]) -> Figure:
             right.plot(places, [value(run.last, p, _divergence) for p in ps], "o", color=colour)
     left.set(xlabel="epoch", ylabel="share of the largest margin", yscale="log")
     left.set_xscale("symlog", linthresh=1)
+    left.set_xlim(left=-0.1)
+    left.set_xticks([0, 1, 10], labels=["0", "1", "10"])
     right.set(xlabel="p of the solution", ylabel="divergence at the end")
     right.set_xticks(range(len(ps)), [f"{p:g}" for p in ps])
     legend_below(figure, left, columns=3)
