@@ -240,7 +240,8 @@ def test_the_compiled_accelerated_rule_takes_the_same_steps(
     p, loss, shape, scale, before, seed
 ) -> None:
     """One step at a time, from many moments of a path: restarts, anchors, and steps taken back."""
-    problem = random_problem(3, *shape, seed, loss)
+    n, T, d = shape
+    problem = random_problem(3, n, T, d, seed, loss)
     rule = Accelerated(p, 0.1, problem.reach(p / (p - 1)))
     fast = compiled_loop(problem, rule)
     assert fast is not None
