@@ -252,16 +252,23 @@ def test_the_compiled_accelerated_rule_takes_the_same_steps(
         slow, quick = rule.advance(state, gradient), fast(state, 1)
         # How well logits are known; the gradient is a mean with their softmax as weights.
         noise = 1e-15 * (10 + problem.logits(W).abs().amax((-2, -1)))
-        # Of a step at the edge of acceptance, rounding decides.
+        # Of a step at the edge of acceptance, rounding decides. Where the two best tokens are the
+        # same, what is left of the gradient may have few digits, or none.
         alike = (quick["step"] == slow["step"]).flatten()
-        assert alike.all() or _at_the_edge(rule, state, gradient, noise)[~alike].all()
+        assert gradient.mass is not None
+        faint = (gradient.mass > 0) & (gradient.mass < 1e-290)
+        assert (alike | faint | _at_the_edge(rule, state, gradient, noise)).all()
+        alike &= ~faint
         for name, value in slow.items():
             if name == "count":
                 assert torch.equal(quick[name], value)
                 continue
-            size = value.abs().amax((-2, -1))  # moves are powers, and amplify it
+            size = value.abs().amax((-2, -1))
+            if name == "W":  # what it consists of may cancel
+                size = size + (state["a"] * rule.reach[:, None, None]).flatten()
             error = (quick[name] - value).abs().amax((-2, -1))
-            assert (error <= 1e3 * rule.p / (rule.p - 1) * noise * size + 1e-12)[alike].all(), name
+            most = 1e3 * rule.p / (rule.p - 1) * noise * (size + rule.reach)  # powers amplify it
+            assert (error <= most)[alike].all(), name
         state = slow
 
 
@@ -272,8 +279,7 @@ def _at_the_edge(rule: Accelerated, state: State, gradient: Gradient, noise: Ten
     x = state["x"] + state["theta"] * (z - state["x"])
     slope, step = grad_phi(x, rule.p / (rule.p - 1), (-2, -1)), z - state["z"]
     overshoot = (slope * step).sum((-2, -1)) - _update_rules.TOLERANCE * (slope * x).sum((-2, -1))
-    size = (slope.abs() * (z.abs() + state["z"].abs()).amax((-2, -1), keepdim=True)).sum((-2, -1))
-    return overshoot.abs() <= 1e3 * noise * size
+    return overshoot.abs() <= 1e3 * noise * rule.reach * slope.abs().sum((-2, -1))
 
 
 @needs_library
