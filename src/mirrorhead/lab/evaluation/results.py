@@ -20,7 +20,7 @@ from msgspec import Meta, Struct, field
 from mirrorhead._files import write_json
 from mirrorhead.lab.runtime.errors import RunError
 from mirrorhead.lab.runtime.json_files import from_plain, read_json
-from mirrorhead.lab.training.settings import OptimizerSettings
+from mirrorhead.lab.training.settings import OptimizerSettings, as_older_runs
 
 #: The comparisons, by the names of their files; the first word is the data set.
 STUDIES = ("imdb", "imdb-to-the-end", "cifar10")
@@ -295,9 +295,9 @@ def write_results(path: Path, results: ComparisonResults) -> None:
     check_free(path)
     content = msgspec.to_builtins(results, str_keys=True)
     empty = dict.fromkeys(RunResults.__struct_fields__)
-    for one, optimizer in zip(content["rivals"], results.optimizers, strict=True):
-        if optimizer.chosen is not None:  # as files of before have it
-            one["chosen"] = optimizer.chosen.identity()
+    for one in content["rivals"]:
+        if one["chosen"] is not None:
+            one["chosen"] = as_older_runs(list(one["chosen"].items()))
         gone = one.pop("diverged")
         runs = [{**run, "diverged": False} for run in one["runs"]]
         one["runs"] = [*runs, *({**empty, "seed": seed, "diverged": True} for seed in gone)]

@@ -69,10 +69,12 @@ class OptimizerSettings:
 
     def identity(self) -> dict[str, Any]:
         """Return the settings, without those that older runs do not have where they are as then."""
-        found = dataclasses.asdict(self)
-        if not self.knee:
-            del found["knee"]
-        return found
+        return dataclasses.asdict(self, dict_factory=as_older_runs)
+
+
+def as_older_runs(settings: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Leave out the knee where there is none: a `dict_factory` of dataclasses.asdict."""
+    return {name: value for name, value in settings if (name, value) != ("knee", 0.0)}
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ class TrainSettings:
         Settings that older runs do not have are left out at their defaults, so that a run of an
         older version stays the same run.
         """
-        found = {**dataclasses.asdict(self), "optimizer": self.optimizer.identity()}
+        found = dataclasses.asdict(self, dict_factory=as_older_runs)
         for name in ("keep", "checkpoint_every"):
             del found[name]
         for name, default in (("choose", "best"), ("milestones", ())):

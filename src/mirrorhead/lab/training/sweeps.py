@@ -30,7 +30,7 @@ from mirrorhead.lab.runtime.jobs import Backend, Failure, Work, interrupts, loca
 from mirrorhead.lab.training import run_folder
 from mirrorhead.lab.training.loop import ARITHMETIC, complete_run, read_score
 from mirrorhead.lab.training.presets import Preset, Sets, load_sets, preset
-from mirrorhead.lab.training.settings import OptimizerSettings, TrainSettings
+from mirrorhead.lab.training.settings import OptimizerSettings, TrainSettings, as_older_runs
 
 Candidates = Mapping[str, Sequence[OptimizerSettings]]
 
@@ -54,8 +54,8 @@ class Asked:
 
     def record(self, out: str | Path) -> Path:
         """Return the path of the record, out/sweep-<hash of what is asked>.json."""
-        rivals = {name: [rule.identity() for rule in rules] for name, rules in self.rivals.items()}
-        return Path(out) / f"sweep-{digest({**dataclasses.asdict(self), 'rivals': rivals})}.json"
+        about = dataclasses.asdict(self, dict_factory=as_older_runs)
+        return Path(out) / f"sweep-{digest(about)}.json"
 
     def run(self, rule: OptimizerSettings, seed: int) -> Preset:
         """Return the settings of one run."""
