@@ -74,9 +74,12 @@ def check_tokens(tokens: object, kept: Tensor) -> Tensor:
         given = f"{found.dtype} {tuple(found.shape)}"
         raise ValueError(f"tokens must be integers of shape {shape}, got {given}")
     found = found.long()
-    inside = bool(((found >= 0) & (found < T)).all())
-    if not inside or not bool(kept.gather(-1, found.unsqueeze(-1)).all()):
-        raise ValueError(f"tokens must be from 0 to {T - 1} and not padding")
+    outside = (found < 0) | (found >= T)
+    if bool(outside.any()):
+        raise ValueError(f"tokens must be from 0 to {T - 1}, got {int(found[outside][0])}")
+    if not bool((chosen := kept.gather(-1, found.unsqueeze(-1)).squeeze(-1)).all()):
+        where = (~chosen).nonzero()[0].tolist()
+        raise ValueError(f"tokens must not be padding, got padding at sample {where}")
     return found
 
 

@@ -596,7 +596,7 @@ def test_bad_joint_requests_are_refused():
             {"tokens": torch.zeros(3).long()},
             r"tokens must be integers of shape \(2,\), got .*\(3,\)",
         ),
-        ({"tokens": torch.tensor([0, 3])}, "tokens must be from 0 to 2 and not padding"),
+        ({"tokens": torch.tensor([0, 3])}, "tokens must be from 0 to 2, got 3"),
         ({"tokens": torch.tensor([2, 2])}, "features that can be separated, got infeasible"),
         ({"samples": 0}, "samples must be an integer >= 1, got 0"),
         ({"p": 0.5}, "p must be finite and greater than 1"),
