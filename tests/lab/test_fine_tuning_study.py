@@ -113,7 +113,7 @@ def test_the_smallest_weights_are_pruned_in_a_copy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gain", "word"), [(0.1, "holds"), (0.0, "does not hold"), (-0.1, "does not hold")]
+    ("gain", "word"), [(0.1, "holds"), (0.0, "not decided"), (-0.1, "does not hold")]
 )
 def test_the_verdict_can_come_out_each_way(gain: float, word: str) -> None:
     def score(key: Key) -> tuple[float, float, float]:
@@ -123,12 +123,13 @@ def test_the_verdict_can_come_out_each_way(gain: float, word: str) -> None:
     runs = study(score)
     for finding in part(runs).findings:
         assert finding.word == word and finding.verdict is not None
-        assert ("do not refute" in finding.verdict.remark) == (gain == 0)
+        assert ("contain both answers" in finding.verdict.remark) == (gain == 0)
     last = list(runs)[-1]
     lost = {**runs, last: fine_tuning_run(last, None)}
     for finding in part(lost).findings:  # p = 1.1 has a seed that diverged
         assert finding.verdict is not None
-        assert finding.word == ("does not hold" if finding.name.endswith("1-1") else word)
+        # A guess among three seeds makes the intervals wide.
+        assert finding.word == ("not decided" if finding.name.endswith("1-1") else word)
         assert f"counted as 50 %: {last}" in finding.verdict.measured
     some = part({key: run for key, run in runs.items() if key != last})
     assert [finding.word for finding in some.findings] == [word, "not finished"]

@@ -293,6 +293,7 @@ def made_up_run(q: float, seed: int, near: float, rise: float) -> ModelMargins:
         (0.1, 0.1, ["holds", "holds"]),
         (0.6, 0.1, ["does not hold", "holds"]),
         (0.1, -0.05, ["holds", "does not hold"]),
+        (0.5, 0.0, ["not decided", "not decided"]),
     ],
 )
 def test_the_verdicts_on_heads_can_come_out_each_way(

@@ -32,8 +32,9 @@ GUESS = 0.5
 RULE = (
     "Each comparison is between means over seeds. It is as claimed if Welch's 95 % interval of the"
     " difference lies entirely on the claimed side. A claim holds if all its comparisons are as"
-    f" claimed. Otherwise it does not hold. About as accurate means less than {100 * MARGIN:g}"
-    " point below. A run that diverged counts with the accuracy of a guess, 50 %."
+    " claimed. It does not hold if one is the other way with its whole interval, and is otherwise"
+    f" not decided. About as accurate means less than {100 * MARGIN:g} point below. A run that"
+    " diverged counts with the accuracy of a guess, 50 %."
 )
 PRUNED_CAPTION = (
     "Test accuracy against the share of each encoder matrix set to 0, without retraining: mean, and"

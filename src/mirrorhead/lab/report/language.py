@@ -30,8 +30,9 @@ RULE = (
     "Each comparison is between means over seeds: seeds 1 to 5 at the chosen rates, seeds 0 to 2 at"
     " given rates. It is as claimed if Welch's 95 % interval of the difference lies entirely on the"
     " claimed side. A claim holds if all its comparisons are as claimed, and holds with a remark if"
-    " every primary one is but a secondary one is not. Otherwise it does not hold. A run that"
-    " diverged counts with the loss of a guess at random."
+    " every primary one is but a secondary one is not. It does not hold if a primary one is the"
+    " other way with its whole interval, and is otherwise not decided. A run that diverged counts"
+    " with the loss of a guess at random."
 )
 #: The loss of a run that diverged: all characters are equally likely.
 GUESS = math.log(len(CHARACTERS))

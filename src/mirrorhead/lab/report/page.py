@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 GENERATOR = "mirrorhead"
-COLOURS = dict(zip(WORDS, ("green", "yellow", "cyan", "red", "magenta"), strict=True))
+COLOURS = dict(zip(WORDS, ("green", "yellow", "blue", "cyan", "red", "magenta"), strict=True))
 OPENERS = {"darwin": "open", "win32": "start"}
 #: Weights are whole numbers of this size in the page of attention.
 UNIT = 1e-4

@@ -13,7 +13,7 @@ from mirrorhead.lab.evaluation.patch_study import METHODS, OURS, SENTENCES, SIZE
 from mirrorhead.lab.plots import COLOURS, GREY, legend_below, panels
 from mirrorhead.lab.report.figures import PartFigure
 from mirrorhead.lab.report.findings import Finding, Part
-from mirrorhead.lab.report.real_data.statistics import outcome, welch
+from mirrorhead.lab.report.real_data.statistics import NOT_DECIDED, outcome, welch
 from mirrorhead.lab.report.table import NOTHING, Cell, Table, mean, number, word
 from mirrorhead.lab.verdicts import judge
 
@@ -30,6 +30,7 @@ RULE = (
     "For each task the claim holds if the mean test accuracy of centred MirrorAdam is above that of"
     " every other method whose whole curve comes from one training run, with 0.1 % and with 0.03 %"
     " of the weights changed, and Welch's 95 % interval of each difference lies entirely above 0."
+    " It does not hold if an interval lies entirely below 0, and is otherwise not decided."
     " TREC has no verdict: it was the task of development, and its test data were read before the"
     " last settings were added."
 )
@@ -111,9 +112,10 @@ def judge_task(runs: Runs, task: str) -> Finding:
     table = Table(f"patches-{task}-comparisons", "Comparisons", names, tuple(rows))
     named = ", ".join(f"{what} ({found})" for what, found in failed.items())
     remark = f"Not as claimed: {named}." if failed else ""
-    if failed and "the other way" not in failed.values():
-        remark += " These runs do not refute it: the seeds do not distinguish the methods."
-    verdict = judge("; ".join(measured) + ".", not failed, remark)
+    undecided = failed and "the other way" not in failed.values()
+    if undecided:
+        remark += f" {NOT_DECIDED}"
+    verdict = judge("; ".join(measured) + ".", None if undecided else not failed, remark)
     return replace(finding, verdict=verdict, comparisons=table)
 
 

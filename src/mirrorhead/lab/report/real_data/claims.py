@@ -3,8 +3,9 @@
 A claim is a list of comparisons, each "this optimizer is above that one in this measure": the
 difference of their means over seeds, with Welch's 95 % interval. A comparison is as claimed if the
 whole interval is on the claimed side, the other way if the whole interval is on the other side, and
-otherwise not distinguishable. A claim does not hold, or is not seen at this scale, if a primary
-comparison is not as claimed; if none is the other way, the remark says that it is not refuted.
+otherwise not distinguishable. A claim does not hold if a primary comparison is the other way. It is
+not decided if none is, but not all are as claimed. Claims of the paper about larger models or
+longer training are then not seen at this scale.
 
 Table 1 and Figures 8 and 9 are judged in two regimes: stopped early, where validation chose the
 epoch, and trained to the end, as the paper trains. At equal training accuracy test accuracies are
@@ -15,6 +16,7 @@ below it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,8 +25,15 @@ from typing import Any, get_args
 
 from mirrorhead.lab.evaluation.results import KINDS, ComparisonResults
 from mirrorhead.lab.report.findings import Finding
-from mirrorhead.lab.report.real_data.statistics import Difference, Outcome, outcome, welch
+from mirrorhead.lab.report.real_data.statistics import (
+    NOT_DECIDED,
+    Difference,
+    Outcome,
+    outcome,
+    welch,
+)
 from mirrorhead.lab.report.table import Cell, Table, number, word
+from mirrorhead.lab.training.presets import PRESETS
 from mirrorhead.lab.verdicts import Verdict, Word, judge
 
 #: What "about as accurate" allows: a point of accuracy.
@@ -38,7 +47,8 @@ RULE = (
     " difference lies entirely on the claimed side. A claim holds if all its comparisons are as"
     " claimed, and holds with a remark if every primary one is but a secondary one is not."
     " Otherwise a claim of the paper about a larger model or longer training is not seen at this"
-    " scale, and a claim about what was run here does not hold."
+    " scale. A claim about what was run here does not hold if a primary comparison is the other way"
+    " with its whole interval, and is not decided if none is."
     f" About as accurate means less than {100 * MARGIN:g} point below."
 )
 
@@ -47,6 +57,11 @@ RULE_OF_BOTH = (
     " it holds in both, holds with a remark if it holds at the end of training but not when stopped"
     " early, and is otherwise not seen at this scale. If runs end below 99.5 % training accuracy,"
     " it holds with a remark at best."
+)
+
+#: The remark where the runs of one regime are missing.
+END_ALONE = (
+    "The verdict rests on the end of training alone: results of runs stopped early are missing."
 )
 
 #: How what was run differs from what the paper ran, by preset.
@@ -68,6 +83,8 @@ DIFFERENCES = {
         " This one has 64 dimensions and 2 layers, and was trained for {epochs} epochs."
     ),
 }
+#: What is said of a preset that is not among these and was cut short.
+CUT_SHORT = "The paper trains its models to the end. Here preset {preset} ran for {epochs} epochs."
 
 
 @dataclass(frozen=True)
@@ -161,9 +178,9 @@ def rule(compared: Sequence[Compared], measured: str, differs: str = "") -> Verd
     missed = [c for c in compared if c.outcome != "as claimed"]
     primary = [c.outcome for c in missed if c.asked.primary]
     if primary:
-        same = "These runs do not refute it: the seeds do not distinguish the optimizers."
-        remark = "" if "the other way" in primary else same
-        return judge(measured, False, remark, differs=differs)
+        if "the other way" in primary:
+            return judge(measured, False, differs=differs)
+        return judge(measured, None, NOT_DECIDED, differs=differs)
     named = [
         f"{c.asked.measure.name}, {c.asked.one} and {c.asked.two}, {c.outcome}" for c in missed
     ]
@@ -173,20 +190,20 @@ def rule(compared: Sequence[Compared], measured: str, differs: str = "") -> Verd
 def judge_claim(study: ComparisonResults, claim: Claim) -> Finding:
     """Judge a claim for the report; one that lacks runs is not finished."""
     seeds = " or ".join(map(str, sorted({len(one.runs) for one in study.trained})))
-    differs = DIFFERENCES.get(study.preset, "") if claim.of_the_paper else ""
+    left_out = _left_out(study, claim)
     found = judge_comparisons(
         claim,
         partial(_values, study),
         command=study.command,
         docs=("results", {"cifar10": "cifar-10"}.get(study.name, study.name)),
         about=f"{seeds} seeds for each optimizer. To make the runs:",
-        left_out=_left_out(study, claim),
-        differs=differs.format(epochs=study.epochs),
+        differs=_differs(study) if claim.of_the_paper else "",
     )
     short = _short_of_the_end(study, claim) if study.to_the_end else ""
-    if found.verdict is None or not short:
+    remark = f"{left_out}{short}".strip()  # means without the runs that diverged flatter
+    if found.verdict is None or not remark:
         return found
-    return replace(found, verdict=_with_remark(found.verdict, short))
+    return replace(found, verdict=_with_remark(found.verdict, remark))
 
 
 def judge_comparisons(
@@ -229,6 +246,8 @@ def judge_study(
     for claim in claims_of(study):
         finding = judge_claim(study, claim)
         other = next((s for s in studies if claim.early and s.name == study.data), None)
+        if finding.verdict is not None and claim.early and other is None:
+            finding = replace(finding, verdict=_with_remark(finding.verdict, END_ALONE))
         if other is not None:
             early = next(c for c in claims_of(other) if c.name == claim.early)
             finding = judge_both(judge_claim(other, early), finding)
@@ -238,8 +257,11 @@ def judge_study(
 
 def judge_both(early: Finding, end: Finding) -> Finding:
     """Return the finding of training to the end, with a verdict that rests on both regimes."""
-    if early.verdict is None or end.verdict is None:
+    if end.verdict is None:
         return end
+    if early.verdict is None:
+        why = f"cannot be judged in both regimes: stopped early, it {early.failure}"
+        return replace(end, verdict=None, failure=why)
     measured = (
         f"To the end: {end.verdict.measured} Verdict: {end.verdict.word}."
         f" Stopped early: {early.verdict.measured} Verdict: {early.verdict.word}."
@@ -248,6 +270,15 @@ def judge_both(early: Finding, end: Finding) -> Finding:
     if verdict.word.startswith("holds") and not early.verdict.word.startswith("holds"):
         verdict = _with_remark(verdict, "As claimed at the end of training only.")
     return replace(end, verdict=verdict)
+
+
+def _differs(study: ComparisonResults) -> str:
+    """Say how the runs differ from the paper's; the paper's own settings do not, run in full."""
+    text = DIFFERENCES.get(study.preset, "")
+    whole = PRESETS[study.preset].training.epochs if study.preset in PRESETS else math.inf
+    if not text and study.epochs < whole:
+        text = CUT_SHORT
+    return text.format(preset=study.preset, epochs=study.epochs)
 
 
 def _with_remark(verdict: Verdict, remark: str) -> Verdict:
@@ -275,7 +306,7 @@ def _values(study: ComparisonResults, name: str, measure: Measure) -> list[float
 def _left_out(study: ComparisonResults, claim: Claim) -> str:
     """Say which seeds diverged: they are not in the means."""
     return "".join(
-        f" Left out because they diverged: seeds {', '.join(map(str, one.diverged))} of {one.name}."
+        f"Left out because they diverged: seeds {', '.join(map(str, one.diverged))} of {one.name}. "
         for one in study.optimizers
         if one.name in claim.sides and one.diverged
     )

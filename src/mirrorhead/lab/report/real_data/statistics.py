@@ -13,8 +13,13 @@ from statistics import fmean
 from typing import Literal
 
 LEVEL = 0.95
+NOT_DECIDED = (
+    "These runs do not decide it: the intervals that are not as claimed contain both answers."
+)
 
-Outcome = Literal["as claimed", "not distinguishable", "the other way"]
+Outcome = Literal[
+    "as claimed", "not distinguishable", "worse, perhaps by less than allowed", "the other way"
+]
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,11 @@ def outcome(difference: Difference, margin: float = 0.0) -> Outcome:
 
     >>> outcome(Difference(1, 0.5, 1.5)), outcome(Difference(1, -0.5, 2.5))
     ('as claimed', 'not distinguishable')
+    >>> outcome(Difference(-1, -1.5, -0.5), margin=1.2)
+    'worse, perhaps by less than allowed'
     """
     if difference.low > -margin:
         return "as claimed"
-    return "the other way" if difference.high < -margin else "not distinguishable"
+    if difference.high < -margin:
+        return "the other way"
+    return "worse, perhaps by less than allowed" if difference.high < 0 else "not distinguishable"
