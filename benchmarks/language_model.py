@@ -1,8 +1,7 @@
-"""Beside the study of language models: what p does to a step, other learning rates, longer runs.
+"""Beside the study of language models: what p does to a step, a smaller model, longer runs.
 
     python benchmarks/language_model.py moves   # how far weights of different size move, by p
     python benchmarks/language_model.py rates   # equal learning rates for all, on a smaller model
-    python benchmarks/language_model.py finer   # AdamW at a rate between two of the study
     python benchmarks/language_model.py longer  # three times as many steps as in the study
 
 docs/language-models.md has the tables. The study itself is `mirrorhead study language-model`.
@@ -11,7 +10,6 @@ docs/language-models.md has the tables. The study itself is `mirrorhead study la
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, stdev
@@ -59,30 +57,19 @@ def rates(options: argparse.Namespace) -> None:
         print(flush=True)
 
 
-def finer(options: argparse.Namespace) -> None:
-    """Print the test loss of AdamW at a rate between two of the study."""
-    _extra("finer", FINER, (1, 2, 3), LanguageSettings())
-
-
 def longer(options: argparse.Namespace) -> None:
-    """Print the test loss after three times as many steps as in the study, with one seed."""
-    _extra("longer", LONGER, (1,), LanguageSettings(steps=6_000))
-
-
-def _extra(
-    name: str, wanted: Sequence[tuple[str, float]], seeds: Sequence[int], settings: LanguageSettings
-) -> None:
-    """Make runs that the study does not have, and print them. They are kept: it resumes."""
-    path = Path(__file__).parents[1] / "results" / f"language-model-{name}.jsonl"
+    """Print the test loss after three times as many steps as in the study. It resumes."""
+    path = Path(__file__).parents[1] / "results" / "language-model-longer.jsonl"
+    settings = LanguageSettings(steps=6_000)
     runs, corpus = load_runs(path), None
-    for seed in seeds:
-        for method, lr in wanted:
+    for seed in (1, 2, 3):
+        for method, lr in LONGER:
             if (method, lr, seed) not in runs:
                 corpus = corpus or Corpus.of_imdb(settings)
                 run = compute(corpus, settings, method, lr, seed)
                 runs[run.key] = run
                 append_run(path, run)
-    for method, lr in wanted:
+    for method, lr in LONGER:
         found = [run.test for run in runs.values() if (run.method, run.lr) == (method, lr)]
         losses = [loss for loss in found if loss is not None]
         spread = f" ± {stdev(losses):.4f}" if len(losses) > 1 else ""
@@ -90,7 +77,6 @@ def _extra(
         print(f"{method:28}{lr:>8g}  {mean}")
 
 
-FINER = (("AdamW", 1.7e-3), ("AdamW, decay 0.1", 1.7e-3))
 LONGER = (("AdamW", 1.7e-3), ("MirrorAdam p=1.25", 3e-3))
 EDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 
@@ -125,7 +111,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    actions = {"moves": moves, "rates": rates, "finer": finer, "longer": longer}
+    actions = {"moves": moves, "rates": rates, "longer": longer}
     parser.add_argument("action", choices=actions)
     parser.add_argument("--methods", nargs="+", choices=METHODS, help="rates: only these")
     options = parser.parse_args()

@@ -12,11 +12,13 @@ import pytest
 import torch
 
 from mirrorhead.lab.evaluation.language_results import (
+    LATER,
     METHODS,
     RATES,
     SEEDS,
     SHARES,
     TABLE_SEEDS,
+    TOTAL,
     TUNING_SEED,
     LanguageRun,
     append_run,
@@ -102,6 +104,7 @@ def test_every_method_is_tuned_alike_and_every_rate_has_three_seeds() -> None:
     best = {name: RATES[k % len(RATES)] for k, name in enumerate(METHODS)}
     runs = study(lambda name, lr, seed: order.append((name, lr, seed)) or 2 + (lr != best[name]))
     assert {name: chosen_rate(runs, name) for name in METHODS} == best
+    assert len(runs) == TOTAL and {order[-1][:2]} < {*LATER}
     for name in METHODS:
         for lr in RATES:
             seeds = {seed for m, rate, seed in runs if (m, rate) == (name, lr)}
@@ -131,6 +134,25 @@ def test_verdicts_follow_the_rule() -> None:
     assert worse["language-better"] == "does not hold"
 
 
+def test_rates_that_adamw_alone_was_given_can_qualify_the_verdict() -> None:
+    def loss(name: str, lr: float, seed: int) -> float:
+        ours = 0.1 if name.startswith("MirrorAdam") else 0.0
+        return 2.1 - ours + 0.01 * (seed % 3) - (0.1 if (name, lr) == level else 0.0)
+
+    level = ("AdamW", 1.7e-3)
+    runs = study(loss)
+    (finding, *_), table = part(runs).findings, part(runs).tables[2]
+    assert finding.verdict and finding.word == "holds with a remark"
+    assert "minus AdamW at 0.0017: test loss +0.0000" in finding.verdict.remark
+    assert [row[0].text for row in table.rows] == [name for name, _ in LATER]
+    assert all("−" in row[-1].text for row in table.rows[1:]) and len(table.rows) == len(LATER)
+    level = ("AdamW", 0.0)  # at no rate of the study is AdamW as good
+    assert part(study(loss)).findings[0].word == "holds"
+    # It is no remark on a study that lacks these runs.
+    some = {key: run for key, run in runs.items() if key[1] in RATES}
+    assert part(some).findings[0].word == "holds" and len(part(some).tables) == 3
+
+
 def test_a_study_that_is_not_finished_says_so() -> None:
     runs = study(lambda name, lr, seed: 2 + lr + 0.01 * seed)
     some = dict(list(runs.items())[:5])
@@ -152,7 +174,7 @@ def test_a_run_that_diverged_counts_against_its_method() -> None:
         assert verdict and verdict.word == "not decided"
         assert "counted as 4.56: MirrorAdam p=1.5" in verdict.measured
         assert "seed 2." in verdict.measured
-    results, rates, _ = part(gone).tables
+    results, rates, *_ = part(gone).tables
     row = next(row for row in rates.rows if row[0].text == "MirrorAdam p=1.5")
     assert "(1 diverged)" in row[1].text
     assert results.rows[0][1].text == f"{min(RATES):g} **"

@@ -5,6 +5,9 @@ with seed 0; the lowest validation loss chooses, of equals the smaller rate. The
 with seeds 1 to 5, and only the test losses of these are compared. At last the other rates are run
 with seeds 1 and 2, so that every entry of the table by rate has at least three seeds.
 
+After the study AdamW alone was given two more rates, in case its best one lies between or below
+those that all were given. They do not take part in tuning, but can qualify a verdict.
+
 The claims and the rule that judges them, `CLAIMS` and `RULE` of `mirrorhead.lab.report.language`,
 were written before the first run.
 """
@@ -41,7 +44,11 @@ RATES = (1e-3, 3e-3, 1e-2, 3e-2)
 TUNING_SEED = 0
 SEEDS = (1, 2, 3, 4, 5)
 TABLE_SEEDS = (1, 2)
-TOTAL = len(METHODS) * (len(RATES) + len(SEEDS) + (len(RATES) - 1) * len(TABLE_SEEDS))
+#: What AdamW alone was given later.
+LATER = tuple((name, lr) for lr in (1.7e-3, 3e-4) for name in ("AdamW", "AdamW, decay 0.1"))
+TOTAL = len(METHODS) * (len(RATES) + len(SEEDS) + (len(RATES) - 1) * len(TABLE_SEEDS)) + len(
+    LATER
+) * len(SEEDS)
 #: Shares of each weight matrix that are set to 0.
 SHARES = (0.5, 0.6, 0.7, 0.8, 0.9)
 
@@ -146,6 +153,8 @@ def missing(runs: Runs) -> Iterator[tuple[str, float, int]]:
         wanted += [(name, lr, seed) for seed in SEEDS for name, lr in rates.items() if lr]
         wanted += [(name, lr, s) for lr in RATES for s in TABLE_SEEDS for name in names]
         yield from (key for key in wanted if key not in runs)
+    later = ((*one, seed) for one in LATER for seed in SEEDS)
+    yield from (key for key in later if key not in runs)
 
 
 def load_runs(path: Path) -> dict[tuple[str, float, int], LanguageRun]:

@@ -203,7 +203,7 @@ def judge_claim(study: ComparisonResults, claim: Claim) -> Finding:
     remark = f"{left_out}{short}".strip()  # means without the runs that diverged flatter
     if found.verdict is None or not remark:
         return found
-    return replace(found, verdict=_with_remark(found.verdict, remark))
+    return replace(found, verdict=with_remark(found.verdict, remark))
 
 
 def judge_comparisons(
@@ -247,7 +247,7 @@ def judge_study(
         finding = judge_claim(study, claim)
         other = next((s for s in studies if claim.early and s.name == study.data), None)
         if finding.verdict is not None and claim.early and other is None:
-            finding = replace(finding, verdict=_with_remark(finding.verdict, END_ALONE))
+            finding = replace(finding, verdict=with_remark(finding.verdict, END_ALONE))
         if other is not None:
             early = next(c for c in claims_of(other) if c.name == claim.early)
             finding = judge_both(judge_claim(other, early), finding)
@@ -268,7 +268,7 @@ def judge_both(early: Finding, end: Finding) -> Finding:
     )
     verdict = replace(end.verdict, measured=measured)
     if verdict.word.startswith("holds") and not early.verdict.word.startswith("holds"):
-        verdict = _with_remark(verdict, "As claimed at the end of training only.")
+        verdict = with_remark(verdict, "As claimed at the end of training only.")
     return replace(end, verdict=verdict)
 
 
@@ -281,7 +281,7 @@ def _differs(study: ComparisonResults) -> str:
     return text.format(preset=study.preset, epochs=study.epochs)
 
 
-def _with_remark(verdict: Verdict, remark: str) -> Verdict:
+def with_remark(verdict: Verdict, remark: str) -> Verdict:
     """Return the verdict with one more remark, so that it holds with a remark at best."""
     word: Word = "holds with a remark" if verdict.word == "holds" else verdict.word
     return Verdict(verdict.measured, word, f"{verdict.remark} {remark}".strip())
