@@ -22,14 +22,17 @@ from mirrorhead.lab.evaluation.head_margins import (
     ModelMargins,
     Nearness,
     head_margins,
+    load_margins,
     measure_heads,
 )
+from mirrorhead.lab.evaluation.model_margins import MarginSettings, measure_sweep
 from mirrorhead.lab.models import TextClassifier, TextSettings, all_rows, attention_maps
 from mirrorhead.lab.models.attention_maps import LayerHeads, read_heads
 from mirrorhead.lab.report.real_data.margins import findings, margins_part
 from mirrorhead.lab.runtime.errors import UserError
+from mirrorhead.lab.runtime.jobs import slurm
 from mirrorhead.lab.training.run_folder import milestone_path
-from run_cases import make_slices, make_text_run, make_vit_run
+from run_cases import make_slices, make_text_run, make_text_sweep, make_vit_run
 from tiny_bert import tiny_bert
 
 IDS = torch.tensor([[2, 5, 6, 7, 3], [2, 7, 9, 3, 0], [2, 4, 8, 8, 3]])
@@ -213,6 +216,41 @@ def test_a_run_is_measured_along_its_milestones(here: Path, capsys: Any) -> None
 
 
 @pytest.mark.slow
+def test_a_sweep_is_measured_into_files_and_resumes(here: Path, capsys: Any) -> None:
+    make_text_sweep(here / "sweep")
+    again = ("sweep", "--out", "margins", "--jobs", "1")
+    assert command(*again) == 0
+    assert "margins of 2 runs: margins" in capsys.readouterr().out
+    names = ["imdb-SGD-seed0.json", "imdb-SGD-seed1.json"]
+    assert sorted(path.name for path in Path("margins").iterdir()) == names
+    assert command("sweep/run1", "--json") == 0
+    alone = msgspec.json.decode(capsys.readouterr().out, type=ModelMargins)
+    assert load_margins(Path("margins"))[1] == alone and alone.seed == 1
+    # What is there is kept; what is missing is made, by other processes too.
+    Path("margins/imdb-SGD-seed1.json").unlink()
+    (here / "sweep/run0").rename(here / "elsewhere")
+    assert command("sweep", "--out", "margins", "--jobs", "2") == 0
+    assert load_margins(Path("margins"))[1] == alone
+    # Other settings do not mix with those of before.
+    assert main(["margins", *again, "--n", "3", "--partial"]) == 2
+    assert "imdb-SGD-seed0.json was measured on another run" in capsys.readouterr().err
+    # A run that fails is named, and the other is kept.
+    for path in Path("margins").iterdir():
+        path.unlink()
+    assert command(*again) != 0
+    assert "imdb-SGD-seed0: " in capsys.readouterr().err
+    assert [path.name for path in Path("margins").iterdir()] == names[1:]
+
+
+@pytest.mark.slow
+def test_jobs_of_submitit_measure_a_sweep(here: Path) -> None:
+    settings = MarginSettings(p=(2.0,), n=4, tokens=8, partial=True)
+    sweep, jobs = make_text_sweep(here / "sweep"), slurm(here / "jobs", "local")
+    found = measure_sweep(sweep, here / "margins", settings, jobs)
+    assert load_margins(here / "margins") == found and len(found) == 2
+
+
+@pytest.mark.slow
 def test_a_hugging_face_folder_is_measured(here: Path, capsys: Any) -> None:
     tiny_bert(here / "bert")
     (here / "texts.txt").write_text("good film\n\nthe plot a bad cast\ndull\nfine a film the\n")
@@ -244,7 +282,10 @@ def test_a_model_of_half_precision_is_read_in_float32(here: Path, capsys: Any) -
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["nothing"], "nothing is not a folder"),
+        (["nothing"], "nothing does not exist"),
+        (["run", "--out", "margins"], "--out, --backend, --address and --jobs are for sweeps"),
+        (["sweep", "--jobs", "0"], "--jobs must be at least 1"),
+        (["one.txt"], "one.txt"),
         (["data"], "neither preset.json"),
         (["vit"], "a run on cifar10, which has no texts"),
         (["run", "--p", "0.5"], "--p must be from 1.02 to 100, got 0.5"),
@@ -258,6 +299,7 @@ def test_a_model_of_half_precision_is_read_in_float32(here: Path, capsys: Any) -
 def test_wrong_use_is_one_line(here: Path, capsys: Any, words: list[str], says: str) -> None:
     make_text_run(here / "run")
     make_vit_run(here / "vit")
+    make_text_sweep(here / "sweep")
     (here / "one.txt").write_text("a film")
     (here / "broken").mkdir()
     (here / "broken" / "config.json").write_text('{"model_type": "none such"}')

@@ -38,7 +38,7 @@ from mirrorhead.lab.training import (
 )
 from mirrorhead.lab.training.loop import complete_run
 from mirrorhead.lab.training.run_folder import milestone_path
-from run_cases import make_slices, make_text_run, make_vit_run
+from run_cases import make_slices, make_text_run, make_text_sweep, make_vit_run
 
 TEXT_PARTS = ["test", "weights", "pruned", "entropy", "eraser", "cad"]
 
@@ -266,19 +266,7 @@ def test_a_sweep_is_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_texts_have_a_baseline_at_random(
     slices: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A record written by hand, of runs that were not trained."""
-    root = tmp_path / "runs"
-    finals = []
-    for seed in (0, 1):
-        make_text_run(root / f"run{seed}", seed=seed)
-        about = {"best_epoch": 1, "train_accuracy": 0.5, "validation_accuracy": 0.5}
-        about |= {"run": f"run{seed}", "seed": seed, "diverged": False, "test_accuracy": 0.5}
-        finals.append(about)
-    finals.append({"run": "gone", "seed": 2, "diverged": True})
-    tuned = [{"name": "SGD", "chosen": {"name": "sgd", "lr": 0.1}, "tried": [], "final": finals}]
-    asked = {"preset": "laptop", "epochs": None, "seeds": [0], "rivals": {}}
-    record = {"asked": asked, "rule": "none", "tuned": tuned}
-    (root / "sweep-0.json").write_text(json.dumps(record))
+    root = make_text_sweep(tmp_path / "runs")
     collect(root, tmp_path / "imdb.json", data=slices, partial=True)
     found = json.loads((tmp_path / "imdb.json").read_text())
     runs = found["rivals"][0]["runs"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -151,6 +152,18 @@ def write_run_results(
     sets = load_sets(run.preset, data, partial=partial)
     _write(run.folder / RUN_RESULTS, _preset_name(run), run.preset, sets, [measures], **about)
     return run.folder / RUN_RESULTS
+
+
+def final_runs(sweep: str | Path) -> dict[str, Path]:
+    """Return the folders of a sweep's final runs that did not diverge, by study, name and seed."""
+    path = find_record(sweep)
+    record = read_json(path, _Record)
+    asked = record.asked
+    study = _study(asked.preset, asked.run(OptimizerSettings("sgd"), seed=0).data)
+    final = [(one.name, run) for one in record.tuned for run in one.final if not run.diverged]
+    names = (f"{study} {name} seed{run.seed}".replace("=", "") for name, run in final)
+    plain = (re.sub(r"[^\w.]+", "-", name) for name in names)
+    return {name: path.parent / run.run for name, (_, run) in zip(plain, final, strict=True)}
 
 
 def find_record(sweep: str | Path) -> Path:

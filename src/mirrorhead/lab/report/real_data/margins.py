@@ -43,7 +43,7 @@ Quantity = Callable[[Nearness], float | None]
 _share: Quantity = attrgetter("share")
 _divergence: Quantity = attrgetter("divergence")
 
-COMMAND = "mirrorhead margins RUN --n 64 --tokens 128 --json"
+COMMAND = "mirrorhead margins runs/imdb-to-the-end --n 64 --tokens 128"
 RULE = (
     "Each number of a run is the mean over its heads. Nearest: for every p, runs trained with q = p"
     " have a smaller divergence from the lp solution than runs with any other q, by Welch's 95 %"
@@ -100,7 +100,7 @@ def _judged(runs: Runs, compare: Compare, name: str, title: str, claim: str) -> 
         claim=claim,
         command=COMMAND,
         docs=("heads", "what-we-found"),
-        about="Runs of `mirrorhead sweep imdb-to-the-end`. For each of them:",
+        about="After `mirrorhead sweep imdb-to-the-end`:",
     )
     try:
         _check_comparable(runs)
