@@ -359,6 +359,10 @@ def test_choose_p_says_what_the_ends_and_an_oracle_select() -> None:
     measured = experiment.verdict(changed).measured
     assert "an oracle gains 10.0%" in measured
     assert "p = 1 50.0% and p = inf 20.0%" in measured
+    assert "are better than all of these in 0 of 4 cells" in measured
+    accuracy[..., 2] = 0.75  # p = 1
+    changed = replace(result, arrays={**result.arrays, "accuracy": accuracy})
+    assert "in 4 of 4 cells, by at most 15.0%" in experiment.verdict(changed).measured
 
 
 def test_choose_p_is_judged_by_its_regret_and_its_gain() -> None:

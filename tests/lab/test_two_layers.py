@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import mpmath
@@ -137,5 +138,11 @@ def test_layers_that_stand_still_or_prefer_another_p_do_not_hold() -> None:
     own = np.broadcast_to(1 - np.eye(3)[:, None, :], result["cross"].shape)
     assert doctored("two-layers", **good, cross=own) == "holds with a remark"
     assert doctored("two-layers", **good, cross=1 - own) == "does not hold"
+    one_lost = good["layers 2"].copy()
+    one_lost[0] = np.nan
+    experiment, result = tiny("two-layers")
+    arrays = {**result.arrays, **good, "layers 2": one_lost, "cross": own}
+    measured = experiment.verdict(replace(result, arrays=arrays)).measured
+    assert measured.endswith(f"; 1 of {3 * len(one_lost)} paths have no solution")
     for bad in (np.full_like(good["layers 2"], 1e-3), 1e3 * good["layers 2"]):
         assert doctored("two-layers", **{**good, "layers 2": bad}, cross=own) == "does not hold"

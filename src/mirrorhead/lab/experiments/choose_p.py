@@ -156,8 +156,17 @@ def verdict(result: Result[Settings]) -> Verdict:
     worst = f"{settings.kinds[cell[0]]}, n = {settings.n[cell[1]]}"
     selected = chosen[:, 0, -1].mean(), accuracy[:, 0, -1, two].mean()
     oracle = (accuracy.max(-1).mean(0) - best).mean()  # the best exponent of each trial
-    ends = result["accuracy"][:, 0, -1, len(settings.p) :].mean(0)
-    at_ends = f", p = 1 {ends[0]:.1%} and p = inf {ends[1]:.1%}" if len(ends) else ""
+    ends = result["accuracy"].mean(0)[..., len(settings.p) :]  # (kinds, n, p = 1 and inf)
+    at_ends, beyond = "", ""
+    if ends.size:
+        at_ends = f", p = 1 {ends[0, -1, 0]:.1%} and p = inf {ends[0, -1, 1]:.1%}"
+        more = ends.max(-1) - best
+        cell = np.unravel_index(more.argmax(), more.shape)
+        beyond = (
+            f"; p = 1 or inf, which it does not choose from, are better than all of these in"
+            f" {(more > 0).sum()} of {more.size} cells, by at most {more.max():.1%}"
+            f" ({settings.kinds[cell[0]]}, n = {settings.n[cell[1]]})"
+        )
     return judge(
         f"the choice loses {regret.mean():.1%} to the best fixed p on average, at most "
         f"{regret.max():.1%} ({worst}), and an oracle gains {oracle:.1%}; for {settings.kinds[0]} "
@@ -165,7 +174,7 @@ def verdict(result: Result[Settings]) -> Verdict:
         f"p = {settings.p[two]:g} {selected[1]:.1%}{at_ends} (gain over p = {settings.p[two]:g} "
         f"{gain.mean():.1%} +- {error:.1%}); the margin bound loses "
         f"{bound.mean():.1%} on average, at most {bound.max():.1%}; descent differs from the "
-        f"solutions by {descent:.1%} on average",
+        f"solutions by {descent:.1%} on average{beyond}",
         bool(regret.mean() <= 0.03 and gain.mean() > 2 * error),
         "The gain is large only where few entries of W matter.",
     )

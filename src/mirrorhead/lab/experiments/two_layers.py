@@ -121,11 +121,13 @@ def verdict(result: Result[Settings]) -> Verdict:
     others = np.nanmedian(result["all_queries"])
     layers = [listed(end, ".1e") for end in ends.T]
     off = np.array([np.delete(cross[k], k, -1) for k in range(len(settings.p))])
+    lost = sum(int(np.isnan(values[:, -1]).any(-1).sum()) for values, _ in pairs)
+    without = f"; {lost} of {len(pairs) * settings.trials} paths have no solution" if lost else ""
     return judge(
         f"p = {listed(settings.p, 'g')}: median D of layer 1 {layers[0]}, of layer 2 {layers[1]}; "
         f"to the solutions of the other exponents {off.min():.1e} to {off.max():.1e}; attention is "
         f"one-hot in {result['one_hot'][..., 0].mean():.0%} (layer 1) and "
-        f"{result['one_hot'][..., 1].mean():.0%} (layer 2) of the samples",
+        f"{result['one_hot'][..., 1].mean():.0%} (layer 2) of the samples{without}",
         bool(ends.max() < 0.01 and min(fell) >= 0.9 and own),
         "Layer 1 approaches the AttSVM of the queries that layer 2 selects, not of all queries "
         f"(median D {others:.2g}).",
