@@ -179,6 +179,7 @@ def test_the_models_own_state_dict_does_not_move_with_the_weights(
     assert torch.equal(models[0].weight, models[1].weight)
 
 
+@pytest.mark.filterwarnings("ignore:steps=20 has no effect without center:UserWarning")
 @each_optimizer
 @pytest.mark.parametrize("start", [None, "init"])
 def test_a_center_that_is_set_in_a_group(

@@ -563,8 +563,8 @@ def test_bad_options(options: dict[str, Any], error: type[Exception], message: s
     with pytest.raises(error, match=message):
         MirrorDescent([param], **{"lr": 0.1, **options})
     optimizer = MirrorDescent([param], lr=0.1)
-    with pytest.raises(error, match=message):
-        optimizer.add_param_group({"params": [parameter(2)], **options})
+    with pytest.raises(error, match=f"param group 1 'head': {message}"):
+        optimizer.add_param_group({"params": [parameter(2)], "name": "head", **options})
     assert len(optimizer.param_groups) == 1
 
 
@@ -589,6 +589,16 @@ def test_bad_parameters(cls: Optimizers) -> None:
         cls([], lr=0.1)
     with pytest.raises(TypeError, match=r"real floating point tensors, got torch\.complex64"):
         cls([nn.Parameter(torch.zeros(2, dtype=torch.complex64))], lr=0.1)
+    eight_bits = nn.Parameter(torch.zeros(2).to(torch.float8_e4m3fn), requires_grad=False)
+    with pytest.raises(TypeError, match=r"16 bits or more, got torch\.float8_e4m3fn"):
+        cls([eight_bits], lr=0.1)
+    model = nn.Sequential(nn.Linear(2, 2))
+    given: Any = (model, [{"params": model}])
+    for params in given:
+        with pytest.raises(
+            TypeError, match=r"got the model Sequential: give model\.parameters\(\)"
+        ):
+            cls(params, lr=0.1)
     embedding = nn.Embedding(5, 3, sparse=True)
     embedding(torch.tensor([1])).sum().backward()
     with pytest.raises(RuntimeError, match=r"sparse .*sparse=False"):
@@ -596,6 +606,51 @@ def test_bad_parameters(cls: Optimizers) -> None:
 
 
 # MirrorAdam
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_weights_that_are_not_finite_have_no_size(bad: float) -> None:
+    """One NaN in a tensor made all of it NaN; nothing moves, and the tensor is named."""
+    model = nn.Linear(6, 2)
+    model.weight.data[0, 0] = bad
+    before = [param.detach().clone() for param in model.parameters()]
+    for param in model.parameters():
+        param.grad = torch.ones_like(param)
+    optimizer = MirrorAdam(model.named_parameters(), lr=1e-3, p=1.1)
+    with pytest.raises(RuntimeError, match=r"'weight' has the root mean square (nan|inf)"):
+        optimizer.step()
+    for param, old in zip(model.parameters(), before, strict=True):
+        assert torch.equal(param.nan_to_num(), old.nan_to_num())
+    model.weight.data[0, 0] = 0.1
+    optimizer.step()
+    assert all(param.isfinite().all() for param in model.parameters())
+
+
+def test_options_without_an_effect_give_a_warning() -> None:
+    with pytest.warns(UserWarning, match="steps=10 has no effect without center"):
+        MirrorAdam([parameter(2)], steps=10).step()
+    with pytest.warns(UserWarning, match="knee=2 has no effect for p > 2"):
+        MirrorAdam([parameter(2)], p=3, knee=2.0).step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        groups = [{"params": [parameter(2)], "center": "init"}, {"params": [parameter(2)], "p": 3}]
+        MirrorAdam(groups, steps=10, knee=2.0).step()
+        MirrorAdam([parameter(2)], p=3).step()
+
+
+@pytest.mark.parametrize("p", [1.1, 2.0])
+def test_the_weight_decay_of_adamw_gives_a_warning(p: float) -> None:
+    """Loading replaces options, as in torch; at p = 2 the number means the same."""
+    theirs = torch.optim.AdamW([{"params": [parameter(2)]}, {"params": [parameter(2)]}])
+    ours = MirrorAdam([{"params": [parameter(2)]}, {"params": [parameter(2)]}], p=p)
+    ours.param_groups[1]["weight_decay"] = 0.01
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ours.load_state_dict(theirs.state_dict())
+    words = [str(warning.message) for warning in caught]
+    assert len(words) == (p != 2)
+    assert all(r"replaces weight_decay: 0.01 (group 0) for 0. It acts" in text for text in words)
+    assert [group["weight_decay"] for group in ours.param_groups] == [0.01, 0.01]
 
 
 @pytest.mark.parametrize("p", [1.1, 1.5, 3.0])

@@ -286,7 +286,7 @@ def test_first_match_wins() -> None:
         (r"in_proj", {"p": 1.3}),
         (r"proj", {"p": 1.4}),
         (r"\.weight$", {"p": 1.5, "weight_decay": 0.1}),
-        (r"absent", {"p": 1.6}),
+        (r"norm1\.weight", {"p": 1.6}),  # taken already
     ]
     groups = attention_param_groups(model, p=1.1, rest=3.0, patterns=patterns)
     assert names(groups) == {
@@ -314,6 +314,36 @@ def test_options_of_a_group_win_over_those_of_all() -> None:
         "attention": (1.2, 0.1, 0.5),
         "rest": (1.7, 0.3, 0.5),
     }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"rset": 3.0}, TypeError, r"options has 'rset'; a group can set betas, .*, weight_decay"),
+        ({"rest": {"decay": 0.1}}, TypeError, "rest has 'decay'; a group can set betas"),
+        ({"patterns": [("norm", {"q": 2})]}, TypeError, r"patterns\['norm'\] has 'q'; a group can"),
+        (
+            {"patterns": [("norn", {"p": 2})]},
+            ValueError,
+            "'norn', which matches no parameter; names",
+        ),
+        ({"patterns": {"norm": {"p": 2}}}, TypeError, "patterns must be pairs .*; got {'norm': {"),
+        ({"patterns": [("norm", 1.5)]}, TypeError, "patterns must be pairs .*; got .*1.5"),
+        ({"model": [nn.Parameter(torch.ones(2))]}, TypeError, "model must be a module, got list"),
+    ],
+)
+def test_typos_are_refused(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        attention_param_groups(**{"model": nn.TransformerEncoderLayer(8, 2, 16), **arguments})
+
+
+def test_options_of_schedulers_and_patterns_of_frozen_weights_are_accepted() -> None:
+    model = nn.TransformerEncoderLayer(8, 2, 16)
+    model.norm1.requires_grad_(False)
+    patterns = [("norm1", {"p": 2.0}), ("norm2", {"p": 2.0, "lr_scale": 0.1, "name": "last"})]
+    groups = attention_param_groups(model, patterns=patterns, max_lr=0.1, knee=None, momentum=0.9)
+    assert list(names(groups)) == ["last", "attention", "rest"]
+    assert groups[0]["lr_scale"] == 0.1
 
 
 @pytest.mark.parametrize("pattern", ["(", "[a", "*"])
@@ -370,6 +400,35 @@ def test_groups_survive_a_checkpoint() -> None:
     train(other, resumed)
     for one, two in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(one, two)
+
+
+def linears(*names: str) -> nn.Module:
+    module = nn.Module()
+    for name in names:
+        module.add_module(name, nn.Linear(2, 2, bias=False))
+    return module
+
+
+def test_key_and_value_need_a_query() -> None:
+    model = nn.Module()
+    model.critic = linears("value", "key")
+    model.attn = linears("query", "key", "value")
+    model.reformer = linears("query_key", "value")
+    model.rwkv = linears("receptance", "key", "value")
+    model.attn.query.requires_grad_(False)  # a query that is not trained is one, too
+    groups = names(attention_param_groups(model))
+    assert groups["rest"] == ["critic.value.weight", "critic.key.weight", "rwkv.receptance.weight"]
+    assert len(groups["attention"]) == 6
+
+
+@pytest.mark.parametrize("projections", ["wq wk wv", "w_q w_k w_v", "wqkv", "W_q W_kv"])
+def test_names_of_llama_and_others(projections: str) -> None:
+    found = projections.split()
+    groups = names(attention_param_groups(linears(*found, "wo", "w1")))
+    assert groups == {
+        "attention": [f"{name}.weight" for name in found],
+        "rest": ["wo.weight", "w1.weight"],
+    }
 
 
 def test_a_model_without_attention_gives_a_warning() -> None:

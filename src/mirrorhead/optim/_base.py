@@ -10,7 +10,7 @@ from numbers import Integral
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mirrorhead._checks import is_number
@@ -40,7 +40,7 @@ class MirrorOptimizer(Optimizer):
     def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
         defaults = plain_numbers(defaults)
         self.check_options(defaults)
-        given: Any = params if isinstance(params, Tensor) else list(params)
+        given: Any = params if isinstance(params, Tensor) else _listed(params)
         if isinstance(given, list) and not given:
             raise ValueError("params is an empty list: give the parameters to optimize")
         self._checked: dict[int, list[Any]] = {}
@@ -56,15 +56,20 @@ class MirrorOptimizer(Optimizer):
         if not isinstance(param_group, dict):
             raise TypeError(f"param_group must be a dict, got {type(param_group).__name__}")
         param_group.update(plain_numbers(param_group))
-        self.check_options({**self.defaults, **param_group})
+        self._check_group(len(self.param_groups), {**self.defaults, **param_group})
         params = param_group["params"]
-        params = param_group["params"] = [params] if isinstance(params, Tensor) else list(params)
+        params = param_group["params"] = [params] if isinstance(params, Tensor) else _listed(params)
         for entry in params:
             param = entry[1] if isinstance(entry, tuple) else entry
             if isinstance(param, Tensor) and not param.is_floating_point():
                 raise TypeError(
                     f"parameters must be real floating point tensors, got {param.dtype}"
                     " (a complex parameter can be given as torch.view_as_real of it)"
+                )
+            if isinstance(param, Tensor) and param.dtype.itemsize < 2:
+                raise TypeError(
+                    f"parameters must have 16 bits or more, got {param.dtype}: train a copy in"
+                    " bfloat16 or float32"
                 )
         if param_group.get("center", self.defaults["center"]) == "given":
             raise ValueError(_CENTER)
@@ -74,6 +79,14 @@ class MirrorOptimizer(Optimizer):
         except Exception:
             self.param_groups.pop()
             raise
+
+    def _check_group(self, number: int, options: Group) -> None:
+        """Check the options of a group; an error names the group."""
+        try:
+            self.check_options(options)
+        except (TypeError, ValueError) as error:
+            name = f" {options['name']!r}" if "name" in options else ""
+            raise type(error)(f"param group {number}{name}: {error}") from None
 
     def _reach(self, options: Group) -> float:
         """Return how far the weights of a centred group can move before S grows."""
@@ -152,8 +165,8 @@ class MirrorOptimizer(Optimizer):
 
     def _planned(self) -> list[tuple[Group, list[Tensor], Plan]]:
         """Check all groups. Return those that have gradients, the weights to move, and how."""
-        for group in self.param_groups:
-            self._check_changed_options(group)
+        for number, group in enumerate(self.param_groups):
+            self._check_changed_options(group, number)
         steps: list[tuple[Group, list[Tensor], CachedPlan | None]] = []
         for group in self.param_groups:
             plan = self._plans.get(id(group))
@@ -172,7 +185,7 @@ class MirrorOptimizer(Optimizer):
         options = {name: group[name] for name in names}
         options["params"] = [local(param) for param in params]
         options["grads"] = [local_gradient(param) for param in params]
-        self._prepare_state(params)
+        self._prepare_state(group, params)
         if centered:
             self._place_centers(group, params)
         options["stored"] = [self._stored(group, param) for param in params]
@@ -184,7 +197,7 @@ class MirrorOptimizer(Optimizer):
             return plan
         return CenteredPlan(plan, params, [self.state[param] for param in params], group["reach"])
 
-    def _prepare_state(self, params: list[Tensor]) -> None:
+    def _prepare_state(self, group: Group, params: list[Tensor]) -> None:
         """Measure weights before their first step, if the optimizer needs it."""
 
     @abstractmethod
@@ -222,11 +235,11 @@ class MirrorOptimizer(Optimizer):
             if "dual" not in self.state[param]:  # zeros: weights elsewhere are found to be edited
                 self._checksums.pop(param, None)
 
-    def _check_changed_options(self, group: Group) -> None:
+    def _check_changed_options(self, group: Group, number: int) -> None:
         """Check the options of a group again if any of them is not the object it was."""
         if not identical(option_values(group), self._checked.get(id(group), [])):
             group.update(plain_numbers(group))
-            self.check_options(group)
+            self._check_group(number, group)
             self._take_center(group)
             self._checked[id(group)] = option_values(group)
 
@@ -354,8 +367,9 @@ class MirrorOptimizer(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state_dict. State keeps its float32 where parameters are bf16 or fp16.
 
-        Options come from the checkpoint, as in torch.optim, p included: a p that differs
-        from the present one gives a warning. Everything is checked before anything changes.
+        Options come from the checkpoint, as in torch.optim, p included. A p that differs from the
+        present one gives a warning, and so does another weight_decay in a checkpoint of AdamW.
+        Everything is checked before anything changes.
         """
         final: dict[str, Any] = {}
 
@@ -429,6 +443,15 @@ class MirrorOptimizer(Optimizer):
                         f"state_dict holds {name!r} of shape {tuple(value.shape)}"
                         f" for a parameter of shape {tuple(param.shape)}"
                     )
+
+
+def _listed(params: Any) -> list[Any]:
+    if isinstance(params, nn.Module):
+        given = type(params).__name__
+        raise TypeError(
+            f"params must be parameters, got the model {given}: give model.parameters()"
+        )
+    return list(params)
 
 
 def plain_numbers(options: dict[str, Any]) -> dict[str, Any]:

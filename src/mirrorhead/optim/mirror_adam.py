@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -28,8 +29,9 @@ class MirrorAdam(MirrorOptimizer):
             \qquad s = (p-1)\, r^{p-2}, \\
         w &\leftarrow \mathrm{sign}(u)\,|u|^{1/(p-1)}.
 
-    r is the root mean square of the tensor before its first step. For p < 2 the potential is
-    quadratic beyond |w| = `knee` r. With the default knee a step moves a weight by about
+    r is the root mean square of the tensor before its first step; a tensor with inf or NaN is
+    refused there. For p < 2 the potential is quadratic beyond |w| = `knee` r. With the default knee
+    a step moves a weight by about
 
     .. math:: \eta\, \min(1, |w|/r)^{2-p}
 
@@ -113,12 +115,29 @@ class MirrorAdam(MirrorOptimizer):
             if options[name] is not None:
                 check_number(name, options[name], positive=True)
 
-    def _prepare_state(self, params: list[Tensor]) -> None:
+    def _prepare_state(self, group: Group, params: list[Tensor]) -> None:
         new = [param for param in params if "rms" not in self.state[param]]
-        for param, rms in zip(new, root_mean_squares(new), strict=True):
+        sizes = root_mean_squares(new)
+        for param, rms in zip(new, sizes, strict=True):
+            if not math.isfinite(rms):
+                raise RuntimeError(
+                    f"{self._name(group, param)} has the root mean square {rms}: its weights and"
+                    " their squares must be finite. Nothing has moved"
+                )
+        if new:
+            self._warn_of_unused(group)
+        for param, rms in zip(new, sizes, strict=True):
             state = self.state[param]
             state["rms"] = torch.tensor(rms, dtype=torch.float64, device="cpu")
             state.setdefault("step", torch.tensor(0.0, device="cpu"))
+
+    def _warn_of_unused(self, group: Group) -> None:
+        # Before the first step, not earlier: a center can be set in a group that is there already.
+        groups, steps, knee = self.param_groups, group["steps"], group["knee"]
+        if steps is not None and all(one["center"] is None for one in groups):
+            warnings.warn(f"steps={steps:g} has no effect without center", stacklevel=2)
+        if knee not in (None, 1) and all(one["p"] > 2 for one in groups):
+            warnings.warn(f"knee={knee:g} has no effect for p > 2", stacklevel=2)
 
     def _is_plain(self, group: Group, param: Tensor) -> bool:
         return is_adamw(group["p"], param.dtype)
@@ -154,7 +173,7 @@ class MirrorAdam(MirrorOptimizer):
 
     def _translated(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Accept checkpoints of torch's AdamW, and those of versions before the knee."""
-        groups = []
+        groups, decays = [], []
         for k, saved in enumerate(state_dict["param_groups"]):
             if "p" in saved:
                 groups.append({"knee": None, **saved} if "betas" in saved else saved)
@@ -173,9 +192,17 @@ class MirrorAdam(MirrorOptimizer):
             taken = ("lr", "betas", "eps", "weight_decay", "maximize")
             taken += ("params", "param_names", "initial_lr")
             theirs = {name: saved[name] for name in taken if name in saved}
+            if mine["p"] != 2 and saved["weight_decay"] != mine["weight_decay"]:
+                decays.append(f"{saved['weight_decay']:g} (group {k}) for {mine['weight_decay']:g}")
             states = (state_dict["state"].get(i) for i in saved["params"])
             step = max((int(state["step"]) for state in states if state is not None), default=0)
             groups.append({**mine, **theirs, "step": step})
+        if decays:
+            warnings.warn(
+                f"the state_dict of AdamW replaces weight_decay: {', '.join(decays)}. It acts up to"
+                " 1/(p-1) times as strongly here: set the groups' weight_decay again",
+                stacklevel=5,
+            )
         return {**state_dict, "param_groups": groups}
 
 

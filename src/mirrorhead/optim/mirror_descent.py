@@ -51,7 +51,9 @@ class MirrorDescent(MirrorOptimizer):
             neither; with p < 2, weights at 0 then stay at 0.
         stochastic_rounding: round bf16 parameters at random, without bias.
         error_if_nonfinite: raise after a step in which a gradient had inf or NaN. Either way,
-            these entries count as zero and never reach weights or state.
+            these entries count as zero and never reach weights or state. The new weights are not
+            checked: a step so large that a weight becomes inf raises nothing, and the error of a
+            later step, whose gradient is then NaN, names the weights.
 
     >>> model = torch.nn.Linear(3, 1)
     >>> optimizer = MirrorDescent(model.parameters(), lr=0.1, p=1.1)

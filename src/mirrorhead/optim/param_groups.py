@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch import nn
+
+from mirrorhead.optim.mirror_adam import MirrorAdam
+from mirrorhead.optim.mirror_descent import MirrorDescent
 
 #: Names of query, key and value projections, packed ones included, as torch, timm and
 #: Hugging Face modules have them. Weights alone: a bias has no geometry to speak of.
@@ -15,16 +19,21 @@ ATTENTION_PATTERNS = (
     r"\bin_proj_weight$",  # torch.nn.MultiheadAttention, packed
     r"\b[qkv]_proj_weight$",  # the same, with kdim or vdim of their own
     # Packed. A bare in_proj counts inside attention alone: Mamba's is something else.
-    r"\b(qkv|qkv_proj|to_qkv|Wqkv|query_key_value|query_key|c_attn|q_attn|in_proj_qkvz?)\.weight$",
+    r"\b(qkv|qkv_proj|to_qkv|[Ww]qkv|query_key_value|query_key|c_attn|q_attn|in_proj_qkvz?)\.weight$",
     r"(?i)att\w*\.(self\.)?in_proj\.weight$",
     # One by one. RWKV calls the two halves of its feed-forward key and value.
     r"(?<!feed_forward\.)\b(query|key|value)(_proj|_global)?\.weight$",
     r"\b(to|projection|layout|[ew]2[ew])_(query|key|value)\.weight$",
     r"\b(q|k|v|kv)(_proj|_lin|_head)?\.weight$",
-    r"\b(W|W_|to_|linear_|project_)(q|k|v|kv)\.weight$",
+    r"\b([Ww]_?|to_|linear_|project_)(q|k|v|kv)\.weight$",
     r"\b(q|kv)_[ab]_proj(_with_mqa)?\.weight$",  # DeepSeek's products of two thin matrices
     r"\brel_attn\.[qkv]$",  # XLNet
 )
+
+#: A bare key or value counts only beside one of these: a critic has a value, too. Reformer's query
+#: is also its key; RWKV's is called receptance.
+_KEY_OR_VALUE = re.compile(r"\b(key|value)\.weight$")
+_QUERIES = ("query", "query_key", "receptance")
 
 #: What wrappers put into a name, and what it stands for: PEFT's adapters, torch's
 #: parametrizations, DDP and torch.compile.
@@ -34,6 +43,20 @@ _WRAPPERS = (
     (r"\.lora_(embedding_)?[AB](\.\w+)?(\.weight)?$", ".weight"),
     (r"\.lora_magnitude_vector\b.*$", ".weight"),
     (r"(^|\.)(module|_orig_mod)(?=\.)", ""),
+)
+
+
+#: What a group can set: the options of both optimizers, and what learning rate schedulers read.
+_OPTIONS = sorted(
+    {
+        *(
+            name
+            for cls in (MirrorAdam, MirrorDescent)
+            for name in inspect.signature(cls).parameters
+        ),
+        *("name", "initial_lr", "max_lr", "min_lr", "lr_scale"),
+    }
+    - {"params"}
 )
 
 
@@ -67,7 +90,8 @@ def attention_param_groups(
     Every parameter that requires a gradient is in exactly one group. A name is matched by
     regular expressions (`re.search`): first against `patterns`, in order, then against
     `ATTENTION_PATTERNS`. The first match decides; a name without a match belongs to the rest.
-    If a tensor has several names, the first of them counts. Parts of a name that PEFT, torch's
+    If a tensor has several names, the first of them counts. `key` and `value` are projections if
+    the same module has a `query`. Parts of a name that PEFT, torch's
     parametrizations, DDP and torch.compile add are ignored, so `q_proj.lora_A.default.weight`
     counts as `q_proj.weight`. `print` the result to see the groups. If no name matches
     `ATTENTION_PATTERNS`, there is a warning.
@@ -76,11 +100,13 @@ def attention_param_groups(
         model: any module.
         p: for query, key and value projections, packed ones included.
         rest: p, or a dict of options, for everything else.
-        patterns: pairs of a pattern and the options of the group it makes.
+        patterns: pairs of a pattern and the options of the group it makes. A pattern that matches
+            no parameter is refused; if all it matches are frozen, it makes no group.
         named: True for (name, parameter) pairs, so that errors and checkpoints can name the
             parameters. False for plain parameters, which `ZeroRedundancyOptimizer` and
             `clip_grad_norm_(group["params"], ...)` need.
-        options: options for all groups that do not set them themselves.
+        options: options for all groups that do not set them themselves. Only names of options of
+            `MirrorDescent`, `MirrorAdam` and learning rate schedulers are accepted.
 
     >>> model = nn.TransformerEncoderLayer(8, 2, dim_feedforward=16)
     >>> groups = attention_param_groups(model, p=1.1, patterns=[("norm", {"p": 1.5})])
@@ -90,21 +116,24 @@ def attention_param_groups(
     rest (p=2.0): 7 tensors, 376 parameters: self_attn.in_proj_bias, self_attn.out_proj.weight,
     self_attn.out_proj.bias, linear1.weight, and 3 more
     """
-    for pattern, _ in patterns:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ValueError(f"patterns has {pattern!r}, no regular expression: {error}") from None
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a module, got {type(model).__name__}")
+    _check_patterns(patterns, [name for name, _ in model.named_parameters()])
+    _check_options("options", options)
+    _check_options("rest", rest if isinstance(rest, Mapping) else {})
     groups = [
         *({"name": pattern, **options, **own} for pattern, own in patterns),
         {"name": "attention", **options, "p": p},
         {"name": "rest", **options, **(rest if isinstance(rest, Mapping) else {"p": rest})},
     ]
+    known = {_unwrapped(name) for name, _ in model.named_parameters(remove_duplicate=False)}
     members: list[list[tuple[str, nn.Parameter]]] = [[] for _ in groups]
     for name, param in model.named_parameters():  # a shared tensor comes once
         if param.requires_grad:
-            members[_choose(name, [pattern for pattern, _ in patterns])].append((name, param))
-    if not any(is_attention(name) for pairs in members for name, _ in pairs):
+            members[_choose(name, [pattern for pattern, _ in patterns], known)].append(
+                (name, param)
+            )
+    if not any(_is_attention(name, known) for pairs in members for name, _ in pairs):
         warnings.warn(
             f"no parameter of {type(model).__name__} that requires a gradient has the name of a"
             " query, key or value projection: give patterns=[(regular expression, options)] for"
@@ -118,17 +147,56 @@ def attention_param_groups(
     )
 
 
-def is_attention(name: str) -> bool:
-    """Return whether a parameter of this name is a query, key or value projection."""
+def _check_patterns(patterns: Any, names: Sequence[str]) -> None:
+    if isinstance(patterns, Mapping | str) or not all(
+        isinstance(pair, Sequence)
+        and len(pair) == 2
+        and isinstance(pair[0], str)
+        and isinstance(pair[1], Mapping)
+        for pair in patterns
+    ):
+        example = '[("norm", {"p": 1.5})]'
+        raise TypeError(
+            f"patterns must be pairs of a pattern and options, as {example}; got {patterns!r}"
+        )
+    for pattern, own in patterns:
+        try:
+            found = any(_matches(pattern, name) for name in names)
+        except re.error as error:
+            raise ValueError(f"patterns has {pattern!r}, no regular expression: {error}") from None
+        if not found:
+            raise ValueError(
+                f"patterns has {pattern!r}, which matches no parameter; names are like"
+                f" {', '.join(map(repr, names[:3]))}"
+            )
+        _check_options(f"patterns[{pattern!r}]", own)
+
+
+def _check_options(where: str, options: Mapping[str, Any]) -> None:
+    for name in options:
+        if name not in _OPTIONS:
+            raise TypeError(f"{where} has {name!r}; a group can set {', '.join(_OPTIONS)}")
+
+
+def _is_attention(name: str, names: Collection[str]) -> bool:
+    """Return whether this one of the model's parameters is a query, key or value projection."""
     name = _unwrapped(name)
+    if found := _KEY_OR_VALUE.search(name):
+        module = name[: found.start()]
+        if not any(f"{module}{query}.weight" in names for query in _QUERIES):
+            return False
     return any(re.search(pattern, name) for pattern in ATTENTION_PATTERNS)
 
 
-def _choose(name: str, patterns: Sequence[str]) -> int:
+def _choose(name: str, patterns: Sequence[str], names: Collection[str]) -> int:
     for i, pattern in enumerate(patterns):
-        if re.search(pattern, name) or re.search(pattern, _unwrapped(name)):
+        if _matches(pattern, name):
             return i
-    return len(patterns) + (0 if is_attention(name) else 1)
+    return len(patterns) + (0 if _is_attention(name, names) else 1)
+
+
+def _matches(pattern: str, name: str) -> bool:
+    return bool(re.search(pattern, name) or re.search(pattern, _unwrapped(name)))
 
 
 def _unwrapped(name: str) -> str:
