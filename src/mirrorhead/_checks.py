@@ -83,6 +83,15 @@ def check_tokens(tokens: object, kept: Tensor) -> Tensor:
     return found
 
 
+def check_signs(name: str, labels: Tensor, more: str = "") -> None:
+    """Refuse labels other than +1 and -1; `more` says what else is allowed."""
+    wrong = labels.abs() != 1 if labels.dtype != torch.bool else ~labels
+    if bool(wrong.any()):
+        given = labels[wrong][0].item()
+        hint = f"; for labels 0 and 1 give 2 * {name} - 1" if given == 0 else ""
+        raise ValueError(f"{name} must be +1 or -1 everywhere, got {given!r}{hint}{more}")
+
+
 def as_floats(
     name: str, value: object, like: Tensor | None = None, shape: tuple[int, ...] | None = None
 ) -> Tensor:

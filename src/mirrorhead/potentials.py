@@ -87,15 +87,17 @@ class PNorm:
     def direction_divergence(self, w: Tensor, v: Tensor, dims: Dims = None) -> Tensor:
         """Return the divergence of directions, D(w/||w||_p, v/||v||_p) = 1 - <mirror(v^), w^>.
 
-        Raises ValueError if w or v is zero and so has no direction.
+        Raises ValueError if w or v is zero or not finite and so has no direction.
         """
 
         def divergence(w: Tensor, v: Tensor) -> Tensor:
             units = []
             for name, x in (("w", w), ("v", v)):
                 norm = lp_norm(x, self.p, dims, keepdim=True)
-                if not bool((norm > 0).all()):
-                    raise ValueError(f"{name} has a zero or NaN slice, which has no direction")
+                if not bool(((norm > 0) & (norm < math.inf)).all()):
+                    raise ValueError(
+                        f"{name} has a zero, infinite or NaN slice, which has no direction"
+                    )
                 units.append(x / norm)
             return _sum(_entry_divergence(units[0], units[1], self.p), dims)
 
@@ -108,6 +110,15 @@ def check_p(p: float, name: str = "p") -> float:
         raise TypeError(f"{name} must be a number greater than 1, got {type(p).__name__}")
     if not (1 < p < math.inf):
         raise ValueError(f"{name} must be finite and greater than 1, got {p!r}")
+    return float(p)
+
+
+def check_exponent(p: float, name: str = "p") -> float:
+    """p as a float from 1 to inf, for which ||.||_p is a norm, or an error as `check_p` has it."""
+    if not is_number(p):
+        raise TypeError(f"{name} must be a number from 1 to inf, got {type(p).__name__}")
+    if not p >= 1:
+        raise ValueError(f"{name} must be a number from 1 to inf, got {p!r}")
     return float(p)
 
 
@@ -196,9 +207,12 @@ def lp_norm(x: Tensor, p: float, dims: Dims = None, keepdim: bool = False) -> Te
     if x.numel() == 0:
         return x.abs().sum(dims, keepdim=keepdim)
     magnitude = x.abs()
+    if p == math.inf:
+        return magnitude.amax(dims, keepdim)
     largest = magnitude.detach().amax(dims, keepdim=True)
-    # A zero slice divides by 1: its norm is 0, and so is the subgradient chosen there.
-    scale = torch.where(largest > 0, largest, torch.ones_like(largest))
+    # A zero slice divides by 1: its norm is 0, and so is the subgradient chosen there. So does an
+    # infinite one, since inf / inf is NaN.
+    scale = largest.where((largest > 0) & (largest < math.inf), torch.ones_like(largest))
     total = _power(magnitude / scale, p).sum(dims, keepdim=True)
     is_zero = largest == 0
     root = torch.where(is_zero, torch.ones_like(total), total).pow(1 / p)

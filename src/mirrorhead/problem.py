@@ -27,9 +27,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mirrorhead._checks import as_floats, as_tensor, check_mask
+from mirrorhead._checks import as_floats, as_tensor, check_mask, check_signs
 from mirrorhead.losses import Loss, get_loss
-from mirrorhead.potentials import lp_norm
+from mirrorhead.potentials import check_exponent, lp_norm
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,13 +52,13 @@ class Gradient:
         return tuple(range(-self.dims, 0))
 
     def normalized(self, q: float) -> Tensor:
-        """The gradient divided by its q-norm; zero where the gradient is zero."""
-        norm = lp_norm(self.mantissa, q, self._dims, keepdim=True)
+        """The gradient divided by its q-norm, 1 <= q <= inf; zero where the gradient is zero."""
+        norm = lp_norm(self.mantissa, check_exponent(q, "q"), self._dims, keepdim=True)
         return self.mantissa / norm.where(norm > 0, 1)
 
     def log_norm_of(self, q: float) -> Tensor:
         """The logarithm of the q-norm, (...); -inf for a zero gradient."""
-        return lp_norm(self.mantissa, q, self._dims).log() + self.log_scale
+        return lp_norm(self.mantissa, check_exponent(q, "q"), self._dims).log() + self.log_scale
 
     @property
     def direction(self) -> Tensor:
@@ -146,8 +146,8 @@ class AttentionProblem:
         z = as_floats("z", z, X, (*trials, n, d))
         y = as_floats("y", y, X, (*trials, n))
         v = as_floats("v", v, X, (*trials, *head, d))
-        if classes is None and not bool((y.abs() == 1).all()):
-            raise ValueError("y must be +1 or -1 everywhere (or give classes)")
+        if classes is None:
+            check_signs("y", y, "; for class numbers give classes")
         if classes is not None and not bool(((y == y.round()) & (y >= 0) & (y < classes)).all()):
             raise ValueError(f"y must be integers from 0 to {classes - 1} with classes={classes}")
         vars(self).update(X=X, z=z, y=y, v=v, mask=mask)
@@ -183,7 +183,10 @@ class AttentionProblem:
         return 1 + (self.heads is not None) + (self.classes is not None)
 
     def with_head(self, v: Tensor) -> AttentionProblem:
-        """The same data with another head v, without checks: JointGD changes v at every step."""
+        """The same data with another head v, of the shape of the present one."""
+        v = as_tensor("v", v, self.X).to(torch.float64)  # JointGD calls this at every step
+        if v.shape != self.v.shape:
+            raise ValueError(f"v must have shape {tuple(self.v.shape)}, got {tuple(v.shape)}")
         other = copy(self)
         vars(other).update(v=v)
         vars(other).pop("_values", None)
@@ -270,7 +273,9 @@ class AttentionProblem:
         """How far weights of p-norm one can move a logit from its sample's mean, (...).
 
         |(x_t - mean x)' W z| <= ||W||_p ||x_t - mean x||_q ||z||_q; the largest over all tokens.
+        q is the dual exponent of p, from 1 to inf.
         """
+        q = check_exponent(q, "q")
         kept = torch.ones_like(self.X[..., 0]) if self.mask is None else self.mask.to(self.X)
         kept = kept.unsqueeze(-1)  # (..., n, T, 1)
         centre = (self.X * kept).sum(-2, keepdim=True) / kept.sum(-2, keepdim=True)

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mirrorhead._checks import check_integer
+from mirrorhead._checks import as_tensor, check_integer, check_signs
 from mirrorhead.margin import MarginSolution, attention_svm
 from mirrorhead.margin._certificate import active_constraints
 from mirrorhead.margin._constraints import attention_constraints
@@ -49,13 +49,13 @@ def token_scores(problem: TokenProblem) -> Tensor:
     >>> token_scores(data)
     tensor([[-2., -1.]])
     """
+    _check_has(problem, "X", "y", "v")
     X, y, v = problem.X, problem.y, problem.v
     if y.shape != X.shape[:-2]:
         raise ValueError(f"y must have shape {tuple(X.shape[:-2])}, got {tuple(y.shape)}")
     if v.shape != (*X.shape[:-3], X.shape[-1]):
         raise ValueError(f"v must have shape {(*X.shape[:-3], X.shape[-1])}, got {tuple(v.shape)}")
-    if not bool(((y == 1) | (y == -1)).all()):
-        raise ValueError("y must be +1 or -1")
+    check_signs("y", y)
     return y.unsqueeze(-1) * (X @ v[..., None, :, None]).squeeze(-1)
 
 
@@ -157,6 +157,7 @@ def locally_optimal_sets(
     Every one of the T^n sets (fewer with padding) is solved, a thousand at a time; more than
     `limit` are refused. Sets for which `locally_optimal` cannot tell are left out with a warning.
     """
+    _check_has(problem, "X", "z", "y", "v")
     if problem.X.dim() != 3:
         raise ValueError(f"X must be one problem, (n, T, d); got shape {tuple(problem.X.shape)}")
     check_integer("limit", limit, 1)
@@ -210,10 +211,15 @@ class ConeConstants:
 
         The conditions are D(W_mm/||W_mm||, W/||W||) <= mu, by default mu_0, and ||W|| >= radius.
         """
-        psi = PNorm(self.solution.p)
-        divergence = psi.direction_divergence(self.solution.W, W.to(torch.float64), (-2, -1))
+        psi, own = PNorm(self.solution.p), self.solution.W
+        W = as_tensor("W", W, own).to(torch.float64)
+        if W.dim() < 2 or W.shape[-2:] != own.shape[-2:]:
+            raise ValueError(
+                f"W must have shape (..., d, d) like {tuple(own.shape)}, got {tuple(W.shape)}"
+            )
+        divergence = psi.direction_divergence(own, W, (-2, -1))
         near = divergence <= (self.mu_0 if mu is None else mu)
-        return near & (psi.norm(W.to(torch.float64), (-2, -1)) >= radius)
+        return near & (psi.norm(W, (-2, -1)) >= radius)
 
 
 def cone_constants(
@@ -263,6 +269,16 @@ def constants_at(problem: TokenProblem, tokens: Tensor, solution: MarginSolution
     )
 
 
+def _check_has(problem: TokenProblem, *names: str) -> None:
+    for name in names:
+        if not isinstance(getattr(problem, name, None), Tensor):
+            given = type(problem).__name__
+            raise TypeError(
+                f"problem must have the tensors {', '.join(names)}, as an AttentionProblem; got a"
+                f" {given} without {name}"
+            )
+
+
 def _extremes(scores: Tensor, among: Tensor) -> tuple[Tensor, Tensor]:
     """The highest and the lowest score among some tokens of each sample, (..., n)."""
     return scores.where(among, -math.inf).amax(-1), scores.where(among, math.inf).amin(-1)
@@ -275,6 +291,7 @@ def _kept(problem: TokenProblem) -> Tensor:
 
 
 def _solution(problem: TokenProblem, tokens: Tensor, p: float, tol: float = 1e-9) -> MarginSolution:
+    _check_has(problem, "X", "z")
     mask = getattr(problem, "mask", None)
     return attention_svm(problem.X, problem.z, tokens, p, tol, mask=mask)
 

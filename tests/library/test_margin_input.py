@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -20,10 +21,10 @@ BAD = [
     (lambda: mh.attention_svm(X, Z, TOKENS.double()), TypeError, "tokens must be integers"),
     (lambda: mh.attention_svm(X * math.nan, Z, TOKENS), ValueError, "X must be finite"),
     (lambda: mh.attention_svm(X, Z / 0, TOKENS), ValueError, "z must be finite"),
-    (lambda: mh.attention_svm(X.long(), Z, TOKENS), TypeError, "X must be of a floating"),
-    (lambda: mh.attention_svm(X.numpy(), Z, TOKENS), TypeError, "X must be a torch.Tensor"),  # pyright: ignore[reportArgumentType]
-    (lambda: mh.attention_svm(X, Z, TOKENS, 0.5), ValueError, "p must be finite and greater"),
-    (lambda: mh.attention_svm(X, Z, TOKENS, math.nan), ValueError, "p must be finite and"),
+    (lambda: mh.attention_svm("X", Z, TOKENS), TypeError, "X must be a tensor or an array"),  # pyright: ignore[reportArgumentType]
+    (lambda: mh.attention_svm(X / 0, Z, TOKENS), ValueError, "X must be finite, got 120 bad"),
+    (lambda: mh.attention_svm(X, Z, TOKENS, 0.5), ValueError, "p must be a number from 1 to inf"),
+    (lambda: mh.attention_svm(X, Z, TOKENS, math.nan), ValueError, "from 1 to inf, got nan"),
     (lambda: mh.attention_svm(X, Z, TOKENS, "2"), TypeError, "p must be a number"),  # pyright: ignore[reportArgumentType]
     (lambda: mh.attention_svm(X, Z, TOKENS, True), TypeError, "p must be a number"),
     (lambda: mh.svm(Z, torch.ones(4), True), TypeError, "p must be a number"),
@@ -55,7 +56,17 @@ BAD = [
         ValueError,
         "marks as padding",
     ),
-    (lambda: mh.svm(Z, TOKENS), ValueError, "labels must be"),
+    (
+        lambda: mh.svm(Z, torch.tensor([0, 1, 1, 0])),
+        ValueError,
+        r"labels must be \+1 or -1 everywhere, got 0; for labels 0 and 1 give 2 \* labels - 1",
+    ),
+    (
+        lambda: mh.svm(Z, torch.tensor([True, False, True, True])),
+        ValueError,
+        "got False; for labels 0 and 1",
+    ),
+    (lambda: mh.svm(Z, torch.tensor([1, -1, 2, 1])), ValueError, "everywhere, got 2$"),
     (lambda: mh.svm(Z, torch.ones(3)), ValueError, r"labels must have shape \(4,\)"),
     (lambda: mh.svm(Z[:, :0], torch.ones(4)), ValueError, "at least one sample and one feature"),
     (lambda: mh.svm(Z[0], torch.ones(())), ValueError, "features must have at least 2"),
@@ -71,6 +82,11 @@ BAD = [
     ),
     (lambda: mh.attention_svm(X, Z, TOKENS).check(X), TypeError, "check takes"),
     (lambda: mh.attention_svm(X, Z, TOKENS).check(Z, torch.ones(4)), ValueError, "the data fit"),
+    (
+        lambda: mh.attention_svm(X, Z, TOKENS).check(X[:2], Z[:2], TOKENS[:2]),
+        ValueError,
+        r"the data fit a dual of shape \(2, 5\), this solution has \(4, 5\)",
+    ),
 ]
 
 
@@ -78,6 +94,22 @@ BAD = [
 def test_bad_input_is_named(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_arrays_and_lists_are_accepted():
+    expected = mh.attention_svm(X, Z, TOKENS, 1.5)
+    for convert in (torch.Tensor.numpy, torch.Tensor.tolist):
+        data: Any = tuple(map(convert, (X, Z, TOKENS)))
+        mask: Any = convert(torch.ones(4, 5, dtype=torch.bool))
+        solution = mh.attention_svm(*data, p=1.5, mask=mask)
+        assert torch.equal(solution.W, expected.W)
+        assert solution.check(*data, mask=mask)
+        classes: Any = (convert(Z), convert(TOKENS % 2 * 2 - 1))
+        assert torch.equal(mh.svm(*classes).v, mh.svm(Z, TOKENS % 2 * 2 - 1).v)
+    integers = (10 * X).long()
+    assert torch.equal(
+        mh.attention_svm(integers, Z, TOKENS).W, mh.attention_svm(integers.double(), Z, TOKENS).W
+    )
 
 
 def test_an_empty_batch_gives_an_empty_solution():

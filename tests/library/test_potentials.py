@@ -158,6 +158,22 @@ def test_autograd_at_zero() -> None:
     assert not slope.any()
 
 
+@pytest.mark.parametrize("p", [1.1, 2, 3, 100])
+def test_norms_of_infinity_and_nan(p: float) -> None:
+    w = torch.tensor([[1, math.inf], [-math.inf, math.inf], [math.inf, math.nan], [3.0, 4.0]])
+    for norm in (PNorm(p).norm, PNorm(p).dual_norm):
+        assert norm(w, dims=-1)[:2].tolist() == [math.inf, math.inf]
+        assert norm(w, dims=-1)[2].isnan()
+        assert norm(w, dims=-1)[3] == norm(w[3])
+    rows = w.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(PNorm(p).norm(rows, dims=-1).sum(), rows)
+    one = w[3].clone().requires_grad_()
+    assert torch.equal(gradient[3], torch.autograd.grad(PNorm(p).norm(one), one)[0])
+    assert gradient[0, 0] == 0
+    with pytest.raises(ValueError, match="w has a zero, infinite or NaN slice"):
+        PNorm(p).direction_divergence(w[0], w[3])
+
+
 def test_batches_are_slices() -> None:
     psi = PNorm(1.75)
     w, v = torch.randn(4, 3, 5, dtype=torch.float64), torch.randn(4, 3, 5, dtype=torch.float64)

@@ -390,7 +390,7 @@ NAN = torch.full((3, 4, 5), torch.nan)
         ({"X": "text"}, "X must be a tensor or an array of numbers"),
         ({"z": GOOD.z[:2]}, r"z must have shape \(3, 5\), got \(2, 5\)"),
         ({"z": GOOD.z / 0}, "z must be finite"),
-        ({"y": [1, 0, -1]}, r"y must be \+1 or -1 everywhere"),
+        ({"y": [1, 0, -1]}, r"everywhere, got 0.0; for labels 0 and 1 give 2 \* y - 1; for class"),
         ({"y": [1, 1]}, r"y must have shape \(3,\), got \(2,\)"),
         ({"v": GOOD.v[:4]}, r"v must have shape \(5,\), got \(4,\)"),
         ({"v": [math.inf] * 5}, "v must be finite, got 5 bad entries"),
@@ -425,12 +425,29 @@ def test_bad_weights_are_refused():
     for method in (GOOD.logits, GOOD.loss, GOOD.gradient, GOOD.gradients, GOOD.select):
         with pytest.raises(ValueError, match=r"W must have shape \(5, 5\), got \(4, 4\)"):
             method(torch.ones(4, 4))
+    with pytest.raises(ValueError, match=r"v must have shape \(5,\), got \(4,\)"):
+        GOOD.with_head(torch.ones(4))
     with pytest.raises(ValueError, match="scores are defined for labels"):
         make(3, 4, 5, classes=3).scores()
     with pytest.raises(
         ValueError, match=r"trial needs one leading dimension, the problem has \(\)"
     ):
         GOOD.trial(0)
+
+
+@pytest.mark.parametrize("q", [0, 0.5, math.nan])
+def test_exponents_of_no_norm_are_refused(q):
+    gradient = GOOD.gradient(torch.zeros(5, 5))
+    for call in (gradient.normalized, gradient.log_norm_of, GOOD.reach):
+        with pytest.raises(ValueError, match="q must be a number from 1 to inf, got"):
+            call(q)
+
+
+def test_the_largest_entry_is_a_norm():
+    gradient = GOOD.gradient(torch.zeros(5, 5))
+    assert gradient.normalized(math.inf).abs().max() == 1
+    for f in (gradient.log_norm_of, GOOD.reach):
+        torch.testing.assert_close(f(math.inf), f(1e4), rtol=1e-3, atol=1e-3)
 
 
 def test_padding_may_hold_anything():

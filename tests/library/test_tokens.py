@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -254,8 +255,25 @@ def test_bad_input():
         mh.token_scores(replace(data, y=torch.ones(3)))
     with pytest.raises(ValueError, match=r"v must have shape \(6,\)"):
         mh.token_scores(replace(data, v=torch.ones(3)))
-    with pytest.raises(ValueError, match="y must be"):
+    with pytest.raises(ValueError, match=r"y must be \+1 or -1 everywhere, got 0.0; for labels 0"):
         mh.token_scores(replace(data, y=torch.zeros(4)))
+    calls: Any = (mh.token_scores, lambda x: mh.locally_optimal(x, tokens, 2))
+    calls += (lambda x: mh.support_tokens(x, tokens, 2), lambda x: mh.locally_optimal_sets(x, 2))
+    for call in calls:
+        with pytest.raises(
+            TypeError, match=r"problem must have the tensors X, .*; got a Tensor with"
+        ):
+            call(data.X)
+    for call in (mh.support_tokens, mh.locally_optimal):
+        with pytest.raises(ValueError, match=r"p must be a number from 1 to inf, got 0\.5"):
+            call(data, tokens, 0.5)
+    cones = mh.cone_constants(data, tokens, 2)
+    for W in (torch.ones(5, 5), torch.ones(6)):
+        with pytest.raises(
+            ValueError, match=r"W must have shape \(\.\.\., d, d\) like \(6, 6\), got"
+        ):
+            cones.contains(W)
+    assert cones.contains(cones.solution.W.tolist())  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"more than limit=10"):
         mh.locally_optimal_sets(data, 2, limit=10)
     with pytest.raises(ValueError, match="limit must be an integer >= 1, got True"):

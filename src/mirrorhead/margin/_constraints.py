@@ -10,6 +10,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from mirrorhead._checks import as_floats, as_tensor, check_signs
+
 # Temporary tensors of the chunked methods stay below this many numbers (64 MB).
 _CHUNK = 1 << 23
 # A plain SVM is cut into blocks of this many rows, which bounds the blocks of the
@@ -58,7 +60,8 @@ def attention_constraints(
 
     The shapes are those of `attention_svm`, except that z is (..., n, c), mostly c = d.
     """
-    X, z = _floating("X", X, 3), _floating("z", z, 2)
+    X = _floating("X", X, 3)
+    z = _floating("z", z, 2, X)
     *lead, n, T, d = X.shape
     c = z.shape[-1]
     if z.shape[:-1] != X.shape[:-2]:
@@ -71,8 +74,8 @@ def attention_constraints(
             f"X and z must have at least one sample, token and feature; got X of shape "
             f"{tuple(X.shape)} and z of shape {tuple(z.shape)}"
         )
-    tokens = torch.as_tensor(tokens, device=X.device)
-    if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
+    tokens = as_tensor("tokens", tokens, X)
+    if tokens.is_floating_point() or tokens.dtype == torch.bool:
         raise TypeError(f"tokens must be integers, got {tokens.dtype}")
     _check_shape("tokens", tokens, X.shape[:-2], "X")
     if tokens.numel() and not bool(((tokens >= 0) & (tokens < T)).all()):
@@ -86,11 +89,11 @@ def attention_constraints(
     other = (other + (other >= tokens.unsqueeze(-1))).clamp_max(T - 1)
     live = torch.full_like(other, T > 1, dtype=torch.bool)
     if mask is not None:
-        mask = torch.as_tensor(mask)
+        mask = as_tensor("mask", mask, X)
         if mask.dtype != torch.bool:
             raise TypeError(f"mask must be boolean, True on real tokens; got {mask.dtype}")
         _check_shape("mask", mask, (*lead, n, T), "X")
-        mask = mask.to(X.device).reshape(B, n, T)
+        mask = mask.reshape(B, n, T)
         if not bool(mask.gather(2, tokens.unsqueeze(-1)).all()):
             raise ValueError("tokens selects a token that mask marks as padding")
         live = mask.gather(2, other)
@@ -114,10 +117,9 @@ def svm_constraints(features: Tensor, labels: Tensor) -> Constraints:
         raise ValueError(
             f"features must have at least one sample and one feature; got shape {given}"
         )
-    labels = torch.as_tensor(labels, device=features.device)
+    labels = as_tensor("labels", labels, features)
     _check_shape("labels", labels, features.shape[:-1], "features")
-    if not bool(((labels == 1) | (labels == -1)).all()):
-        raise ValueError("labels must be +1 or -1")
+    check_signs("labels", labels)
     B = features[..., 0, 0].numel()
     R = min(n, _SVM_BLOCK)
     blocks = -(-n // R)
@@ -141,17 +143,12 @@ def _check_range(name: str, A: ConstraintMatrix) -> None:
         )
 
 
-def _floating(name: str, x: Tensor, dims: int) -> Tensor:
-    """x as float64, finite, with at least `dims` dimensions."""
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
-    if not x.is_floating_point():
-        raise TypeError(f"{name} must be of a floating point dtype, got {x.dtype}")
+def _floating(name: str, given: object, dims: int, like: Tensor | None = None) -> Tensor:
+    """Finite float64 numbers with at least `dims` dimensions."""
+    x = as_floats(name, given, like).detach()
     if x.dim() < dims:
         raise ValueError(f"{name} must have at least {dims} dimensions, got shape {tuple(x.shape)}")
-    if not bool(x.isfinite().all()):
-        raise ValueError(f"{name} must be finite, got NaN or infinity")
-    return x.detach().to(torch.float64)
+    return x
 
 
 def _check_shape(name: str, x: Tensor, shape: tuple[int, ...], data: str) -> None:

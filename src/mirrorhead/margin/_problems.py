@@ -17,7 +17,7 @@ from mirrorhead.margin._certificate import FARKAS, Norm, certify, support_excess
 from mirrorhead.margin._constraints import Constraints, attention_constraints, svm_constraints
 from mirrorhead.margin._interior_point import SolverResult, solve
 from mirrorhead.margin._other_norms import solve_nuclear, solve_polyhedral
-from mirrorhead.potentials import check_p
+from mirrorhead.potentials import check_exponent
 
 # Numbers recomputed from the same W, dual and data differ by less than this, relatively.
 ROUNDED = 1e-11
@@ -116,9 +116,12 @@ class MarginSolution:
             raise TypeError(f"check takes (X, z, tokens) or (features, labels), got {len(data)}")
         attention = len(data) == 3
         problem = attention_constraints(*data, mask=mask) if attention else svm_constraints(*data)
-        if (shape := (*problem.lead, *problem.weights)) != self.W.shape:
-            given = tuple(self.W.shape)
-            raise ValueError(f"the data fit weights of shape {shape}, this solution has {given}")
+        for name, shape in (("W", problem.weights), ("dual", problem.shape)):
+            fits, given = (*problem.lead, *shape), tuple(getattr(self, name).shape)
+            if fits != given:
+                raise ValueError(
+                    f"the data fit a {name} of shape {fits}, this solution has {given}"
+                )
         lam = problem.collect(self.dual)
         W = self.W.reshape(problem.A.batch, problem.A.columns)
         known = W.isfinite().all(-1)  # elsewhere no W was found
@@ -231,7 +234,7 @@ def svm(
 def _solve(
     problem: Constraints, p: float, tol: float, nuclear: bool, start: MarginSolution | None
 ) -> MarginSolution:
-    p = float(p) if is_number(p) and p in (1, math.inf) else check_p(p)
+    p = check_exponent(p)
     if not (is_number(tol) and 0 < tol < 1):
         raise ValueError(f"tol must be a number between 0 and 1, got {tol!r}")
     tol = float(tol)
