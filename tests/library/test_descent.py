@@ -403,6 +403,10 @@ def test_the_constant_rule_warns_above_remark_1() -> None:
         mh.descend(problem, 2, 3, lr=1.01 * bound, rule="constant", init=W, record=range(4))
     assert len(warned) == 1
     mh.descend(problem, 2, 1, lr=0.5 * bound, rule="constant", init=W, record=[0])
+    # The start is checked, recorded or not: attention that is one-hot later allows any step.
+    with pytest.warns(UserWarning, match="allows at step 0"):
+        mh.descend(problem, 2, 10, lr=1e4, rule="constant")
+    mh.descend(problem, 3, 10, lr=1e-3, rule="constant")  # at zero no step is small enough
     large = random_problem(1, n=9, T=64, d=2)  # not checked: it would take longer than the path
     mh.descend(large, 2, 1, lr=1e9, rule="constant", record=[0])
 
@@ -489,6 +493,7 @@ def test_a_bar_shows_on_a_terminal_after_two_seconds(monkeypatch: pytest.MonkeyP
         ({"steps": True}, "steps must be an integer >= 1, got True"),
         ({"steps": 2.0}, "steps must be an integer >= 1, got 2.0"),
         ({"head_lr": 0.0}, "head_lr must be a number > 0"),
+        ({"head_lr": 0.1}, "head_lr needs joint=True, .*; got head_lr=0.1"),
         ({"checkpoint_seconds": float("nan")}, "checkpoint_seconds must be a number >= 0, got nan"),
         ({"init": [torch.ones(2, 10, 3)]}, r"init must be W or a pair \(K, Q\), got 1 entries"),
         ({"init": [torch.ones(10, 3)] * 2}, r"init\[0\] must have shape \(2, 10, m\) with one m"),
@@ -512,6 +517,7 @@ def test_bad_input_is_refused(arguments: dict, message: str) -> None:
     [
         ({"p": True}, "p must be a number greater than 1, got bool"),
         ({"p": None}, "p must be a number greater than 1, got NoneType"),
+        ({"joint": "no"}, "joint must be True or False, got 'no'"),
         ({"problem": None}, "problem must be an AttentionProblem, got NoneType"),
         ({"init": "zero"}, "init must be a tensor or an array of numbers"),
         ({"init": [[1.0], [1.0, 2.0]]}, "init must be a tensor or an array of numbers"),

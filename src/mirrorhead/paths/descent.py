@@ -101,14 +101,14 @@ def descend(
         steps: how many steps to take.
         lr: the step size; for "accelerated", which adapts its own, the smallest one.
         rule: "constant" is the formula above (lp-AttGD; warns if lr exceeds what Remark 1
-            allows). "normalized" divides the gradient by its dual norm. "accelerated" reaches
-            the same direction in a fraction of the steps (docs/acceleration.md); it trains only
-            W.
+            allows at the start or at a recorded step). "normalized" divides the gradient by its
+            dual norm. "accelerated" reaches the same direction in a fraction of the steps
+            (docs/acceleration.md); it trains only W.
         joint: also train the head v, with the same rule (lp-JointGD), from problem.v.
         init: W(0), zero by default. A pair (K, Q) of (..., d, m) trains the factors of W = K Q'
             instead of W; for p = 2 their product converges to the solution of smallest nuclear
             norm (docs/descent.md). Zero factors are a saddle point and are refused.
-        head_lr: the step size of the head, lr by default.
+        head_lr: with `joint`, the step size of the head, lr by default.
         record: the steps to record, from 0 (the start) to `steps`; by default about forty per
             decade, and the last.
         progress: show a progress line on a terminal, after two seconds.
@@ -131,7 +131,13 @@ def descend(
     if rule not in RULES:
         raise ValueError(f"rule must be one of {', '.join(RULES)}; got {rule!r}")
     lr = check_positive("lr", lr)
-    head_lr = lr if head_lr is None else check_positive("head_lr", head_lr)
+    if not isinstance(joint, bool):
+        raise TypeError(f"joint must be True or False, got {joint!r}")
+    if head_lr is not None and check_positive("head_lr", head_lr) and not joint:
+        raise ValueError(
+            f"head_lr needs joint=True, which trains the head; got head_lr={head_lr!r}"
+        )
+    head_lr = lr if head_lr is None else float(head_lr)
     parameters = _parameters(check_problem(problem), joint, init)
     if rule == "accelerated" and parameters.keys() != {"W"}:
         raise ValueError("rule='accelerated' trains W alone: no joint=True, no factors (K, Q)")
@@ -157,6 +163,10 @@ def descend(
                 run = stored
                 _check_kept(wanted, steps, run)
         advance = _stepper(problem, rules)
+        if rule == "constant":  # the check is costly: it warns once
+            warned = warn_if_too_large(
+                problem, p, lr, {n: w for n, (w, _) in parameters.items()}, 0
+            )
         stops = sorted(k for k in wanted | {steps} if k >= run.step)
         saved = time.monotonic()
         with progress_bar(f"descent, p = {p:g}", steps, progress) as tick:
@@ -173,7 +183,7 @@ def descend(
                     weights = {name: rules[name].recorded(run.states[name]) for name in rules}
                     _check_finite(weights, stop, lr)
                     run.records[stop] = weights
-                    if rule == "constant" and not warned:  # the check is costly: warn once
+                    if rule == "constant" and stop > 0 and not warned:
                         warned = warn_if_too_large(problem, p, lr, weights, stop)
         if file is not None:
             save_checkpoint(file, key, run)

@@ -84,6 +84,8 @@ def warn_if_too_large(
     if not alone or problem.X.shape[-3] * problem.X.shape[-2] > CHECKED:
         return False  # the remark is about W alone
     bound = float(largest_step(problem, weights["W"], p).min())
+    if step == 0 and bound == 0:
+        return False  # p > 2 and an entry at zero, as in the usual start: no step is small enough
     if lr > bound:
         warnings.warn(
             f"lr = {lr:g} exceeds the largest step {bound:.3g} that Remark 1 allows at step"
