@@ -70,6 +70,18 @@ class TestBetween:
         with pytest.raises(mh.PatchError, match=r"divided by 0\.01, overflows"):
             mh.Patch.between(near, far, keep=0.01, random=True)
 
+    @pytest.mark.parametrize("whole", ["zzz", ["*.bias", "head.*"]])
+    def test_a_pattern_that_matches_nothing(self, base: State, whole: Any) -> None:
+        with pytest.raises(
+            mh.PatchError, match=r"whole has '.*', which matches no tensor; names are"
+        ):
+            mh.Patch.between(base, tuned_from(base), whole=whole)
+
+    @pytest.mark.parametrize("whole", [5, ["*.bias", 5], None])
+    def test_what_is_no_pattern(self, base: State, whole: Any) -> None:
+        with pytest.raises(TypeError, match=r"whole must be a pattern .*, got .*(5|None)"):
+            mh.Patch.between(base, tuned_from(base), whole=whole)
+
     def test_a_header_that_is_larger_than_max_bytes(self, base: State) -> None:
         with pytest.raises(mh.PatchError, match="the header alone need"):
             mh.Patch.between(base, tuned_from(base), max_bytes=50)
@@ -133,6 +145,37 @@ class TestBetween:
         (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
         with pytest.raises(mh.PatchError, match=r"not a file name|is missing"):
             mh.Patch.between(tmp_path, base)
+
+
+class TestSave:
+    def test_only_a_patch_is_overwritten(
+        self, base: State, patch: mh.Patch, tmp_path: Path
+    ) -> None:
+        save_file(base, tmp_path / "model.safetensors")
+        (tmp_path / "notes").write_text("mine")
+        before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+        for path in before:
+            with pytest.raises(mh.PatchError, match=rf"{path.name} exists and is not a patch"):
+                patch.save(path)
+        with pytest.raises(mh.PatchError, match="must be the path of a file, got the folder"):
+            patch.save(tmp_path)
+        with pytest.raises(FileNotFoundError, match="missing"):
+            patch.save(tmp_path / "missing" / "p")
+        assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+        patch.save(tmp_path / "p")
+        patch.without("layer.*").save(tmp_path / "p")
+        assert not mh.Patch.load(tmp_path / "p").tensors
+
+
+def test_arguments_of_other_methods(patch: mh.Patch) -> None:
+    with pytest.raises(TypeError, match=r"without must be a pattern .*, got \(5,\)"):
+        patch.without(5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="count must be an integer >= 0, got -1"):
+        patch.largest(-1)
+    with pytest.raises(
+        TypeError, match=r"patches must be Patch objects, as of Patch\.load, got a str"
+    ):
+        mh.Patch.merge(["p.safetensors"])  # type: ignore[list-item]
 
 
 class TestApply:

@@ -8,7 +8,9 @@ hold the weights after and before, in the tensors' own dtypes.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +22,14 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from mirrorhead.patches.checkpoints import DTYPES, FileCheckpoint, PatchError, TensorInfo, wide
+from mirrorhead.patches.checkpoints import (
+    DTYPES,
+    FileCheckpoint,
+    PatchError,
+    TensorInfo,
+    read_header,
+    wide,
+)
 
 KEY = "mirrorhead.patch"
 VERSION = 1
@@ -79,6 +88,21 @@ def encode(tensors: dict[str, TensorPatch], weights: int, originals: bool) -> by
     gaps = encode_gaps([patch.index for patch in tensors.values() if patch.index is not None])
     stored["index"] = torch.from_numpy(gaps)
     return save(stored, {KEY: json.dumps(content, separators=(",", ":"), ensure_ascii=False)})
+
+
+def check_destination(path: Path) -> None:
+    """Refuse to write a patch over anything but a patch, or into a folder that is not there."""
+    if not path.parent.exists():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent))
+    if path.is_dir():
+        raise PatchError(f"file must be the path of a file, got the folder {path}")
+    if path.exists():
+        try:
+            _, metadata = read_header(path)
+        except PatchError:
+            metadata = {}
+        if KEY not in metadata:
+            raise PatchError(f"{path} exists and is not a patch: it is not overwritten")
 
 
 def decode(path: Path) -> tuple[dict[str, TensorPatch], int]:

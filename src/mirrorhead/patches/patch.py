@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mirrorhead._checks import check_seed
+from mirrorhead._checks import check_integer, check_seed
 from mirrorhead._files import sha256_of, write_atomically
 from mirrorhead.patches import export, overlay, selection
 from mirrorhead.patches.checkpoints import (
@@ -29,7 +29,7 @@ from mirrorhead.patches.checkpoints import (
     open_checkpoint,
     raw,
 )
-from mirrorhead.patches.file_format import TensorPatch, decode, encode
+from mirrorhead.patches.file_format import TensorPatch, check_destination, decode, encode
 from mirrorhead.patches.merging import Method, merged
 from mirrorhead.patches.overlay import Edit
 from mirrorhead.patches.selection import Changes, Progress, Reading, matches
@@ -92,7 +92,8 @@ class Patch:
                 models that were tuned by AdamW; see docs/patches.md for when it works.
             seed: of that draw.
             whole: patterns of tensor names, such as "classifier.*" or "*.bias", that are stored
-                whole if they changed and are not counted. They may be new in `tuned`.
+                whole if they changed and are not counted. They may be new in `tuned`. A pattern
+                that matches no tensor is refused.
             progress: called with the bytes read so far and in all.
         """
         limit = selection.check_size(keep, count, max_bytes, tolerance)
@@ -100,7 +101,7 @@ class Patch:
         if random and keep is None:
             raise ValueError("random=True needs keep, the share of the changes to take")
         given = any(size is not None for size in (keep, count, max_bytes, tolerance))
-        patterns = (whole,) if isinstance(whole, str) else tuple(whole)
+        patterns = selection.as_patterns("whole", whole)
         old, new = open_checkpoint(base, "base"), open_checkpoint(tuned, "tuned")
         both, added = selection.common_names(old, new, patterns)
         sparse = [
@@ -154,10 +155,12 @@ class Patch:
         """Write the patch, all or nothing; see docs/patches.md for the format.
 
         Args:
-            file: the path; by convention it ends with .safetensors.
+            file: the path, in a folder that exists; by convention it ends with .safetensors. A
+                file that is there is overwritten if it is a patch, and refused otherwise.
             originals: also store the base's values, so that `revert` needs no base. Without them
                 the file is little more than half as large.
         """
+        check_destination(Path(file))
         data = encode(self.tensors, self.weights, originals)
         check_room(Path(file).parent, len(data))
         write_atomically(Path(file), data)
@@ -219,7 +222,7 @@ class Patch:
     def merge(
         cls, patches: Sequence[Patch], method: Method = "sum", *, base: Source | None = None
     ) -> Patch:
-        """Merge several patches of one base into one.
+        """Merge several patches of one base into one; of one patch alone, that patch.
 
         A weight that only one patch changes gets that patch's value ("sum", "ties"), or its
         change divided by the number of patches ("mean"). If several patches change a weight,
@@ -231,11 +234,19 @@ class Patch:
             method: as above.
             base: if given, the merged patch stores its hashes, and `verify` works.
         """
+        for patch in patches:
+            if not isinstance(patch, Patch):
+                given = type(patch).__name__
+                raise TypeError(f"patches must be Patch objects, as of Patch.load, got a {given}")
         found = cls(*merged(patches, method))
         return found if base is None else found._hashed(found._base(base), lambda name: None)
 
     def without(self, *patterns: str) -> Patch:
-        """Return the patch without the tensors whose names match one of the patterns."""
+        """Return the patch without the tensors whose names match one of the patterns.
+
+        A pattern may match none: a patch does not know the tensors that it leaves as they are.
+        """
+        selection.as_patterns("without", patterns)
         kept = {n: patch for n, patch in self.tensors.items() if not matches(n, patterns)}
         return replace(self, tensors=kept)
 
@@ -267,6 +278,7 @@ class Patch:
 
     def largest(self, count: int = 10) -> list[tuple[str, tuple[int, ...], float, float]]:
         """The largest changes: tensor, position, value before, value after."""
+        check_integer("count", count, 0)
         found = []
         for name, patch in self.tensors.items():
             if patch.originals is None or not patch.info.floating:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import fnmatch
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from numbers import Integral
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,6 +45,14 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
+def as_patterns(name: str, given: Any) -> tuple[str, ...]:
+    """One pattern or several as a tuple."""
+    found = (given,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
+    if not all(isinstance(one, str) for one in found):
+        raise TypeError(f'{name} must be a pattern such as "*.bias", or several, got {given!r}')
+    return found
+
+
 def common_names(
     base: Checkpoint, tuned: Checkpoint, whole: Sequence[str]
 ) -> tuple[dict[str, tuple[str, ...]], list[str]]:
@@ -55,6 +63,13 @@ def common_names(
 
     Raises PatchError for missing or extra tensors and for other shapes or dtypes.
     """
+    known = sorted(base.infos.keys() | tuned.infos.keys())
+    for pattern in whole:
+        if not any(matches(name, (pattern,)) for name in known):
+            names = ", ".join(map(repr, known[:3]))
+            raise PatchError(
+                f"whole has {pattern!r}, which matches no tensor; names are {names} ..."
+            )
     # A file stores tied weights once, a model lists them under each of their names.
     missing = [name for name in base.infos if not base.tied(name) & tuned.infos.keys()]
     extra = [name for name in tuned.infos if not tuned.tied(name) & base.infos.keys()]

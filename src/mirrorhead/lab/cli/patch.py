@@ -208,6 +208,8 @@ def _show_saved(patch: mh.Patch, file: Path, as_json: bool) -> int:
 def _check_new(out: Path) -> None:
     if out.exists():
         raise UserError(f"--out {out} exists; give the path of a new file")
+    if not out.parent.is_dir():
+        raise UserError(f"--out {out}: there is no folder {out.parent}")
 
 
 def _summary(patch: mh.Patch, file: Path, largest: int = 10) -> dict[str, Any]:
