@@ -49,7 +49,8 @@ RULE = (
     " have a smaller divergence from the lp solution than runs with any other q, by Welch's 95 %"
     " interval over seeds. Grows: for every q, the share is higher at the end than before training,"
     " by the 95 % interval of the differences between two moments of the same runs; a remark says"
-    " if it is not higher than after the first epoch."
+    " if it is not higher than after the first epoch. A claim does not hold if one of its intervals"
+    " lies entirely on the other side, and is otherwise not decided."
 )
 CAPTION = (
     "Share of the largest margin that the heads of each run have, along training (left, for the"
