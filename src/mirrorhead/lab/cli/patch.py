@@ -25,9 +25,9 @@ _Out = Annotated[Path, arg(aliases=["-o"], metavar="PATH")]
 class Make:
     """Write the largest changes between two checkpoints as a patch, or some at random."""
 
-    base: Positional[Path]
+    base: Annotated[Positional[Path], option("BASE")]
     """The checkpoint before fine-tuning: a safetensors file or a Hugging Face folder."""
-    tuned: Positional[Path]
+    tuned: Annotated[Positional[Path], option("TUNED")]
     """The same after fine-tuning."""
     out: _Out
     """The patch to write; by custom, its name ends with .safetensors."""
@@ -43,7 +43,7 @@ class Make:
     """Take changes at random, each divided by --keep (DARE), instead of the largest."""
     seed: int = 0
     """Of that draw."""
-    whole: tuple[str, ...] = ()
+    whole: Annotated[tuple[str, ...], option("PATTERN ...")] = ()
     """Patterns of tensors to store whole, such as "classifier.*" "*.bias"; they may be new."""
     no_originals: Flag = False
     """Leave out the base's values: the patch is smaller, and `revert` is not possible."""
@@ -65,9 +65,9 @@ class Make:
 class Apply:
     """Write a copy of the base with the patch in it."""
 
-    base: Positional[Path]
+    base: Annotated[Positional[Path], option("BASE")]
     """The checkpoint that the patch was made for."""
-    patch: Positional[Path]
+    patch: Annotated[Positional[Path], option("PATCH")]
     """The patch."""
     out: _Out
     """The file or folder to write."""
@@ -83,9 +83,9 @@ class Apply:
 class Revert:
     """Write the base again from a patched copy, to the bit."""
 
-    patched: Positional[Path]
+    patched: Annotated[Positional[Path], option("PATCHED")]
     """A copy that `apply` has written."""
-    patch: Positional[Path]
+    patch: Annotated[Positional[Path], option("PATCH")]
     """The patch."""
     out: _Out
     """The file or folder to write."""
@@ -101,7 +101,7 @@ class Revert:
 class Info:
     """Show a patch: sizes, layers, largest changes."""
 
-    patch: Positional[Path]
+    patch: Annotated[Positional[Path], option("PATCH")]
     """The patch."""
     largest: int = 10
     """Number of largest changes to show."""
@@ -126,7 +126,7 @@ class Info:
 class Merge:
     """Write one patch that does what several patches of one base do."""
 
-    patches: Positional[tuple[Path, ...]]
+    patches: Annotated[Positional[tuple[Path, ...]], option("PATCH ...")]
     """Two or more patches."""
     out: _Out
     """The patch to write."""
@@ -134,7 +134,7 @@ class Merge:
     """Add the changes, take their mean, or let them elect a sign as TIES does."""
     base: Annotated[Path | None, option("PATH")] = None
     """The base; with it, the merged patch knows the hashes that --verify compares with."""
-    without: tuple[str, ...] = ()
+    without: Annotated[tuple[str, ...], option("PATTERN ...")] = ()
     """Patterns of tensors to leave out, such as "head.*"."""
     json: Json = False
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from mirrorhead.lab.cli.options import option
 from mirrorhead.lab.runtime.errors import UserError
 
 
@@ -16,7 +18,7 @@ class Playground:
     of mirror descent, for tokens in the plane and any p.
     """
 
-    save: Path | None = None
+    save: Annotated[Path | None, option("FILE")] = None
     """Write the page to this file instead of opening it."""
 
     def run(self) -> int:

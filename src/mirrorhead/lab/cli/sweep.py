@@ -48,7 +48,8 @@ class Sweep:
             "CANDIDATE",
             "(default: those of the published comparison)",
             CANDIDATE_HELP,
-            aliases=["--rival"],
+            name="rival",  # its old name; tyro lists what is an alias first
+            aliases=["--candidate"],
         ),
     ] = ()
     preset: Annotated[tuple[str, ...], option("NAME ...", "(default: laptop, or laptop-vit)")] = ()

@@ -35,7 +35,7 @@ class Tune:
     sizes. A run that was interrupted resumes after its last epoch, by the same command.
     """
 
-    task: Positional[str]
+    task: Annotated[Positional[str], option("TASK")]
     """sst2, trec, subj, cr, or a file of one's own: .csv or .jsonl with "text" and "label"."""
     base: Annotated[Path | None, option("FOLDER")] = None
     """The pretrained encoder, a Hugging Face folder (default: all-MiniLM-L6-v2)."""
