@@ -2,6 +2,7 @@
 
     python benchmarks/language_model.py moves   # how far weights of different size move, by p
     python benchmarks/language_model.py rates   # equal learning rates for all, on a smaller model
+    python benchmarks/language_model.py knees   # validation losses at p = 1.1 by knee and rate
     python benchmarks/language_model.py longer  # three times as many steps as in the study
 
 docs/language-models.md has the tables. The study itself is `mirrorhead study language-model`.
@@ -24,8 +25,15 @@ from mirrorhead.lab.evaluation.language_results import (
     compute,
     load_runs,
 )
+from mirrorhead.lab.evaluation.sparsity import pruned
 from mirrorhead.lab.models.gpt import GPTSettings
-from mirrorhead.lab.training.language_model import Corpus, LanguageSettings, loss_of, train
+from mirrorhead.lab.training.language_model import (
+    Corpus,
+    LanguageSettings,
+    Method,
+    loss_of,
+    train,
+)
 
 
 def moves(options: argparse.Namespace) -> None:
@@ -57,12 +65,28 @@ def rates(options: argparse.Namespace) -> None:
         print(flush=True)
 
 
+def knees(options: argparse.Namespace) -> None:
+    """Print validation losses at p = 1.1, whole and with 70 % pruned, by knee and rate."""
+    settings = LanguageSettings()
+    corpus = Corpus.of_imdb(settings)
+    print(f"{'knee':>6}{'lr':>10}{'whole':>18}{'70 % pruned':>18}")
+    for knee in (3.0, 10.0, None):
+        for lr in (5e-4, 1e-3, 2e-3):
+            losses = []
+            for seed in (0, 1):
+                model = train(corpus, settings, Method(p=1.1, knee=knee), lr, seed).model
+                both = (model, pruned(model, 0.7))
+                losses.append([loss_of(one, corpus.validation) for one in both])
+            cells = (f"{fmean(x):.3f} ± {stdev(x):.3f}" for x in zip(*losses, strict=True))
+            print(f"{knee or '-':>6}{lr:>10g}" + "".join(f"{x:>18}" for x in cells), flush=True)
+
+
 def longer(options: argparse.Namespace) -> None:
     """Print the test loss after three times as many steps as in the study. It resumes."""
     path = Path(__file__).parents[1] / "results" / "language-model-longer.jsonl"
     settings = LanguageSettings(steps=6_000)
     runs, corpus = load_runs(path), None
-    for seed in (1, 2, 3):
+    for seed in (1, 2):
         for method, lr in LONGER:
             if (method, lr, seed) not in runs:
                 corpus = corpus or Corpus.of_imdb(settings)
@@ -77,7 +101,9 @@ def longer(options: argparse.Namespace) -> None:
         print(f"{method:28}{lr:>8g}  {mean}")
 
 
-LONGER = (("AdamW", 1.7e-3), ("MirrorAdam p=1.25", 3e-3))
+LONGER = (
+    ("AdamW", 1.7e-3), ("MirrorAdam p=1.25", 3e-3), ("MirrorAdam p=1.1, no knee", 1e-3)
+)  # fmt: skip
 EDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 
 
@@ -111,7 +137,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    actions = {"moves": moves, "rates": rates, "longer": longer}
+    actions = {"moves": moves, "rates": rates, "knees": knees, "longer": longer}
     parser.add_argument("action", choices=actions)
     parser.add_argument("--methods", nargs="+", choices=METHODS, help="rates: only these")
     options = parser.parse_args()
