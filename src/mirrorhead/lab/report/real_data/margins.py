@@ -227,9 +227,10 @@ def table(found: Sequence[ModelMargins]) -> Table:
             )
         )
     shares, divergences = (tuple(f"{what} p={p:g}" for p in ps) for what in ("Share", "D"))
-    columns = ("Model", "Models", "One-hot", *shares, *divergences, "Solved")
+    columns = ("Model", "Measured", "One-hot", *shares, *divergences, "Solved")
     note = (
-        "At the end of training, mean over heads, then over seeds ± their standard deviation."
+        "At the end of training, mean over heads, then over seeds ± their standard deviation; for a"
+        " model as it is, over draws of the texts."
         " Share: margin of W over its p-norm, relative to the largest possible. D: divergence of"
         " W's direction from the solution's. One-hot: mean of the largest attention weight."
         " Solved: problems with a certified solution; the others are left out of the means."
