@@ -2,7 +2,6 @@
 
     python benchmarks/language_model.py moves   # how far weights of different size move, by p
     python benchmarks/language_model.py rates   # equal learning rates for all, on a smaller model
-    python benchmarks/language_model.py knees   # validation losses at p = 1.1 by knee and rate
     python benchmarks/language_model.py longer  # three times as many steps as in the study
 
 docs/language-models.md has the tables. The study itself is `mirrorhead study language-model`.
@@ -25,12 +24,10 @@ from mirrorhead.lab.evaluation.language_results import (
     compute,
     load_runs,
 )
-from mirrorhead.lab.evaluation.sparsity import pruned
 from mirrorhead.lab.models.gpt import GPTSettings
 from mirrorhead.lab.training.language_model import (
     Corpus,
     LanguageSettings,
-    Method,
     loss_of,
     train,
 )
@@ -63,22 +60,6 @@ def rates(options: argparse.Namespace) -> None:
             losses = [loss_of(model, corpus.test) for model in models]
             print(f"{f'{fmean(losses):.3f} ± {stdev(losses):.3f}':>18}", end="", flush=True)
         print(flush=True)
-
-
-def knees(options: argparse.Namespace) -> None:
-    """Print validation losses at p = 1.1, whole and with 70 % pruned, by knee and rate."""
-    settings = LanguageSettings()
-    corpus = Corpus.of_imdb(settings)
-    print(f"{'knee':>6}{'lr':>10}{'whole':>18}{'70 % pruned':>18}")
-    for knee in (3.0, 10.0, None):
-        for lr in (5e-4, 1e-3, 2e-3):
-            losses = []
-            for seed in (0, 1):
-                model = train(corpus, settings, Method(p=1.1, knee=knee), lr, seed).model
-                both = (model, pruned(model, 0.7))
-                losses.append([loss_of(one, corpus.validation) for one in both])
-            cells = (f"{fmean(x):.3f} ± {stdev(x):.3f}" for x in zip(*losses, strict=True))
-            print(f"{knee or '-':>6}{lr:>10g}" + "".join(f"{x:>18}" for x in cells), flush=True)
 
 
 def longer(options: argparse.Namespace) -> None:
@@ -137,7 +118,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    actions = {"moves": moves, "rates": rates, "knees": knees, "longer": longer}
+    actions = {"moves": moves, "rates": rates, "longer": longer}
     parser.add_argument("action", choices=actions)
     parser.add_argument("--methods", nargs="+", choices=METHODS, help="rates: only these")
     options = parser.parse_args()
