@@ -322,11 +322,6 @@ def test_options_of_a_group_win_over_those_of_all() -> None:
         ({"rset": 3.0}, TypeError, r"options has 'rset'; a group can set betas, .*, weight_decay"),
         ({"rest": {"decay": 0.1}}, TypeError, "rest has 'decay'; a group can set betas"),
         ({"patterns": [("norm", {"q": 2})]}, TypeError, r"patterns\['norm'\] has 'q'; a group can"),
-        (
-            {"patterns": [("norn", {"p": 2})]},
-            ValueError,
-            "'norn', which matches no parameter; names",
-        ),
         ({"patterns": {"norm": {"p": 2}}}, TypeError, "patterns must be pairs .*; got {'norm': {"),
         ({"patterns": [("norm", 1.5)]}, TypeError, "patterns must be pairs .*; got .*1.5"),
         ({"model": [nn.Parameter(torch.ones(2))]}, TypeError, "model must be a module, got list"),
@@ -335,6 +330,13 @@ def test_options_of_a_group_win_over_those_of_all() -> None:
 def test_typos_are_refused(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         attention_param_groups(**{"model": nn.TransformerEncoderLayer(8, 2, 16), **arguments})
+
+
+def test_a_pattern_that_matches_nothing_gives_a_warning() -> None:
+    model = nn.TransformerEncoderLayer(8, 2, 16)
+    with pytest.warns(UserWarning, match="'norn', which matches no parameter; names are like"):
+        groups = attention_param_groups(model, patterns=[("norn", {"p": 2.0})])
+    assert list(names(groups)) == ["attention", "rest"]
 
 
 def test_options_of_schedulers_and_patterns_of_frozen_weights_are_accepted() -> None:

@@ -101,7 +101,7 @@ def attention_param_groups(
         p: for query, key and value projections, packed ones included.
         rest: p, or a dict of options, for everything else.
         patterns: pairs of a pattern and the options of the group it makes. A pattern that matches
-            no parameter is refused; if all it matches are frozen, it makes no group.
+            no parameter gives a warning; if all it matches are frozen, it makes no group.
         named: True for (name, parameter) pairs, so that errors and checkpoints can name the
             parameters. False for plain parameters, which `ZeroRedundancyOptimizer` and
             `clip_grad_norm_(group["params"], ...)` need.
@@ -165,9 +165,11 @@ def _check_patterns(patterns: Any, names: Sequence[str]) -> None:
         except re.error as error:
             raise ValueError(f"patterns has {pattern!r}, no regular expression: {error}") from None
         if not found:
-            raise ValueError(
+            # No error: the same patterns may serve several models.
+            warnings.warn(
                 f"patterns has {pattern!r}, which matches no parameter; names are like"
-                f" {', '.join(map(repr, names[:3]))}"
+                f" {', '.join(map(repr, names[:3]))}",
+                stacklevel=3,
             )
         _check_options(f"patterns[{pattern!r}]", own)
 
