@@ -225,7 +225,9 @@ def test_a_sweep_is_measured_into_files_and_resumes(here: Path, capsys: Any) -> 
     assert sorted(path.name for path in Path("margins").iterdir()) == names
     assert command("sweep/run1", "--json") == 0
     alone = msgspec.json.decode(capsys.readouterr().out, type=ModelMargins)
+    Path("margins/.mirrorhead-tmp-abcdefgh-imdb-SGD-seed1.json").write_text("{")  # of a kill
     assert load_margins(Path("margins"))[1] == alone and alone.seed == 1
+    Path("margins/.mirrorhead-tmp-abcdefgh-imdb-SGD-seed1.json").unlink()
     # What is there is kept; what is missing is made, by other processes too.
     Path("margins/imdb-SGD-seed1.json").unlink()
     (here / "sweep/run0").rename(here / "elsewhere")

@@ -159,7 +159,8 @@ def _nearness(W: Tensor, layer: LayerHeads, tokens: Tensor, p: float) -> Nearnes
 
 def load_margins(folder: Path) -> list[ModelMargins]:
     """Read all files of a folder, such as results/margins, from `mirrorhead margins --json`."""
-    return [read_json(path, ModelMargins) for path in sorted(folder.glob("*.json"))]
+    paths = sorted(folder.glob("[!.]*.json"))  # not the temporary file that a kill leaves
+    return [read_json(path, ModelMargins) for path in paths]
 
 
 def mean_over_heads(
