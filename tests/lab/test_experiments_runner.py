@@ -184,7 +184,7 @@ def test_a_killed_run_resumes_to_the_same_bits(
         start_new_session=True,
     )  # fmt: skip
     folder, limit = tmp_path / "out" / "toy", time.monotonic() + 240
-    while len(list(folder.glob("*.npz"))) < 2 and time.monotonic() < limit:
+    while len(list(folder.glob("[!.]*.npz"))) < 2 and time.monotonic() < limit:  # not temporary
         assert process.poll() is None
         time.sleep(0.01)
     # As a terminal does: the workers get it as well.
