@@ -334,7 +334,7 @@ def command(*arguments: str | bytes, **options: Any) -> subprocess.CompletedProc
 def test_a_closed_pipe_is_silent() -> None:
     program = (
         "import subprocess, sys; reader = subprocess.Popen(['true'], stdin=subprocess.PIPE);"
-        "done = subprocess.run([sys.executable, '-m', 'mirrorhead', '--help'],"
+        "done = subprocess.run([sys.executable, '-m', 'mirrorhead_lab', '--help'],"
         " stdout=reader.stdin, stderr=subprocess.PIPE, text=True);"
         "reader.stdin = None; print(done.returncode, repr(done.stderr))"
     )
