@@ -17,10 +17,11 @@ from rich.console import Console
 
 from mirrorhead_lab.evaluation.results import load_comparisons
 from mirrorhead_lab.experiments import NAMES, load
+from mirrorhead_lab.findings.figures import plotted_values
+from mirrorhead_lab.findings.finding import Finding
+from mirrorhead_lab.findings.formulas import equation, plain_text, with_formulas
 from mirrorhead_lab.plots import panels
-from mirrorhead_lab.report.figures import plotted_values
-from mirrorhead_lab.report.findings import Finding, judged, unfinished
-from mirrorhead_lab.report.formulas import equation, plain_text, with_formulas
+from mirrorhead_lab.report.findings import judged, unfinished
 from mirrorhead_lab.report.page import print_findings, render, write_report
 from mirrorhead_lab.report.real_data import part
 from mirrorhead_lab.report.real_data.claims import claims_of, judge_claim

@@ -17,7 +17,7 @@ from mirrorhead_lab.runtime.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mirrorhead_lab.report.findings import Finding, Part
+    from mirrorhead_lab.findings.finding import Finding, Part
 
 
 @dataclass(frozen=True)

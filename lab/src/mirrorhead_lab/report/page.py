@@ -17,9 +17,9 @@ from markupsafe import Markup
 
 from mirrorhead._files import write_atomically
 from mirrorhead._version import __version__
-from mirrorhead_lab.report.figures import share_letters
-from mirrorhead_lab.report.findings import WORDS, Finding, Part
-from mirrorhead_lab.report.formulas import equation, plain_text, powers, with_formulas
+from mirrorhead_lab.findings.figures import share_letters
+from mirrorhead_lab.findings.finding import WORDS, Finding, Part
+from mirrorhead_lab.findings.formulas import equation, plain_text, powers, with_formulas
 from mirrorhead_lab.runtime.errors import UserError
 
 if TYPE_CHECKING:

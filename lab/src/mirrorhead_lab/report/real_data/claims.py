@@ -24,15 +24,15 @@ from statistics import fmean
 from typing import Any, get_args
 
 from mirrorhead_lab.evaluation.results import KINDS, ComparisonResults
-from mirrorhead_lab.report.findings import Finding
-from mirrorhead_lab.report.real_data.statistics import (
+from mirrorhead_lab.findings.finding import Finding
+from mirrorhead_lab.findings.statistics import (
     NOT_DECIDED,
     Difference,
     Outcome,
     outcome,
     welch,
 )
-from mirrorhead_lab.report.table import Cell, Table, number, word
+from mirrorhead_lab.findings.table import Cell, Table, number, word
 from mirrorhead_lab.training.presets import PRESETS
 from mirrorhead_lab.verdicts import Verdict, Word, judge
 

@@ -17,7 +17,7 @@ from mirrorhead_lab.evaluation.results import (
     OptimizerResults,
     RunResults,
 )
-from mirrorhead_lab.report.table import NOTHING, Cell, Table, between, mean, number, word
+from mirrorhead_lab.findings.table import NOTHING, Cell, Table, between, mean, number, word
 
 #: Headings and cells of a table with a row for each optimizer.
 Columns = dict[str, Callable[[OptimizerResults], Cell]]

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup, escape
 
+from mirrorhead_lab.findings.formulas import plain_text, powers
+from mirrorhead_lab.findings.table import Cell, Table, word
 from mirrorhead_lab.plots import Figure, style
-from mirrorhead_lab.report.formulas import plain_text, powers
-from mirrorhead_lab.report.table import Cell, Table, word
 
 #: Points of a line in the table of values; a longer line is sampled.
 POINTS = 9
