@@ -59,7 +59,8 @@ def part(runs: Runs) -> Part:
     title = "Fine-tuning a pretrained encoder"
     findings = tuple(judge(runs, claim) for claim in CLAIMS)
     tables = (_results(runs), _tuning(runs))
-    return Part(NAME, title, about, tuning, RULE, COMMAND, findings, (figure,), tables)
+    group = "Beyond the paper"
+    return Part(NAME, title, about, tuning, RULE, COMMAND, findings, (figure,), tables, group)
 
 
 def judge(runs: Runs, claim: Claim) -> Finding:

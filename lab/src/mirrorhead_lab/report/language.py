@@ -72,7 +72,8 @@ def part(runs: Runs) -> Part:
         PartFigure(f"{NAME}-{name}-figure", caption, partial(draw, runs))
         for name, caption, draw in DRAWINGS
     )
-    return Part(NAME, title, about, tuning, RULE, COMMAND, findings, figures, tables)
+    group = "Beyond the paper"
+    return Part(NAME, title, about, tuning, RULE, COMMAND, findings, figures, tables, group)
 
 
 def judge(runs: Runs, claim: Claim) -> Finding:
