@@ -543,7 +543,7 @@ def test_huge_gradients_are_not_called_infinite() -> None:
     [
         ({"p": 1}, ValueError, "p must be finite and greater than 1, got 1"),
         ({"p": float("nan")}, ValueError, "p must be finite and greater than 1, got nan"),
-        ({"p": "2"}, TypeError, "p must be a number greater than 1, got str"),
+        ({"p": "2"}, TypeError, "p must be a number greater than 1, got '2'"),
         ({"lr": -1.0}, ValueError, "lr must be at least 0 and finite, got -1.0"),
         ({"lr": float("nan")}, ValueError, "lr must be at least 0 and finite, got nan"),
         ({"lr": "x"}, TypeError, "lr must be a number, got str"),
