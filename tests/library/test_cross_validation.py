@@ -167,7 +167,7 @@ def _folds_differ(n: int, folds: int) -> bool:
         ({"tokens": torch.zeros(3).long()}, r"tokens must be integers of shape \(12,\)"),
         ({"X": torch.zeros(12, 5)}, r"X must be \(..., n, T, d\) and not empty"),
         ({"X": torch.full((12, 5, 8), math.nan)}, "X must be finite"),
-        ({"z": torch.zeros(12, 3)}, r"z must have shape \(12, 8\), got \(12, 3\)"),
+        ({"z": torch.zeros(11, 8)}, r"z must have shape \(12, 8\), got \(11, 8\); only its last"),
         ({"mask": torch.ones(12, 5)}, r"mask must be bool of shape \(12, 5\)"),
         (
             {"mask": torch.zeros(12, 5).bool()},

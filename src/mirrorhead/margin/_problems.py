@@ -179,7 +179,7 @@ def attention_svm(
 
     Args:
         X: (..., n, T, d) tokens; leading dimensions are separate problems, solved together.
-        z: (..., n, d) queries.
+        z: (..., n, d) queries; or of another width c, and W is then (..., d, c).
         tokens: (..., n) integers, the selected token of each sample.
         p: from 1 to inf. The interior point method is known to finish between 1.02 and 100;
             1 and inf are linear programs, solved by HiGHS, and may have several solutions.
@@ -187,7 +187,8 @@ def attention_svm(
             W itself is less accurate: use 1e-12 if you need W.
         norm: "nuclear" minimises the sum of singular values instead, the limit of training
             W = K Q' with p = 2 (examples/key_query.py); p must be 2, and `start` is not used.
-        mask: (..., n, T) bool, False on padding, for sequences of different length.
+        mask: (..., n, T) bool, False on padding, for sequences of different length. Padding may
+            hold anything, even NaN.
         start: a solution of a similar problem of the same shape (another p, a few other tokens).
 
     Returns a `MarginSolution`; look at its `status`. Data are promoted to float64. A sample
