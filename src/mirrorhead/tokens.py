@@ -41,9 +41,9 @@ class TokenProblem(Protocol):
 
 
 def token_scores(problem: TokenProblem) -> Tensor:
-    """Return the scores gamma_it = y_i v' x_it, (..., n, T), padding included (Definition 2).
+    """Return the scores gamma_it = y_i v' x_it, (..., n, T) (Definition 2); 0 at padding.
 
-    Or those that the problem was given.
+    If the problem was given its scores, these are they.
 
     >>> from types import SimpleNamespace
     >>> X = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
@@ -55,7 +55,8 @@ def token_scores(problem: TokenProblem) -> Tensor:
     if given is not None:
         return given
     _check_has(problem, "X", "y", "v")
-    X, y, v = problem.X, problem.y, problem.v
+    y, v = problem.y, problem.v
+    X = problem.X.where(_kept(problem).unsqueeze(-1), 0)
     if y.shape != X.shape[:-2]:
         raise ValueError(f"y must have shape {tuple(X.shape[:-2])}, got {tuple(y.shape)}")
     if v.shape != (*X.shape[:-3], X.shape[-1]):
@@ -217,8 +218,8 @@ class ConeConstants:
         """Return whether W (..., d, d) lies in the cone S_mu of (5a), or C_mu,R of (5b).
 
         The conditions are D(W_mm/||W_mm||, W/||W||) <= mu, by default mu_0, and ||W|| >= radius.
-        The default radius 0 tests the angle alone: the theorems that start in a cone C_mu,R also
-        ask for a norm of at least their R, which is thousands of times ||W_mm|| and more.
+        The default radius 0 tests the angle alone. Theorem 2 starts in a cone C_mu,R: it also asks
+        for a norm of at least an R that is thousands of times ||W_mm|| or more.
         """
         psi, own = PNorm(self.solution.p), self.solution.W
         W = as_tensor("W", W, own).to(torch.float64)

@@ -82,7 +82,7 @@ def attention_constraints(
         mask = mask.reshape(B, n, T)
         if not bool(mask.gather(2, tokens.unsqueeze(-1)).all()):
             raise ValueError("tokens selects a token that mask marks as padding")
-        live = mask.gather(2, other)
+        live &= mask.gather(2, other)
     selected = X.gather(2, tokens.view(B, n, 1, 1).expand(B, n, 1, d))
     left = selected - X.gather(2, other.unsqueeze(-1).expand(B, n, R, d))
     if mask is not None:

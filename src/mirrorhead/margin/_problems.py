@@ -205,6 +205,7 @@ def attention_svm(
     >>> bool(solution.check(X, z, torch.tensor([0])))
     True
     """
+    p = check_exponent(p)
     if norm not in ("lp", "nuclear"):
         raise ValueError(f"norm must be 'lp' or 'nuclear', got {norm!r}")
     if norm == "nuclear" and p != 2:
@@ -229,13 +230,13 @@ def svm(
     >>> solution.status, solution.v.round(decimals=6)
     ('optimal', tensor([0.5000, 0.2500], dtype=torch.float64))
     """
+    p = check_exponent(p)
     return _solve(svm_constraints(features, labels), p, tol, False, start)
 
 
 def _solve(
     problem: Constraints, p: float, tol: float, nuclear: bool, start: MarginSolution | None
 ) -> MarginSolution:
-    p = check_exponent(p)
     if not (is_number(tol) and 0 < tol < 1):
         raise ValueError(f"tol must be a number between 0 and 1, got {tol!r}")
     tol = float(tol)
