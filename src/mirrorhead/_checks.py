@@ -61,6 +61,16 @@ def as_tensor(name: str, value: object, like: Tensor | None = None) -> Tensor:
     return x
 
 
+def check_mask(mask: object, X: Tensor) -> Tensor:
+    """A mask of the tokens X (..., n, T, d): bool, (..., n, T)."""
+    found = as_tensor("mask", mask, X)
+    if found.dtype != torch.bool or found.shape != X.shape[:-1]:
+        given = f"{found.dtype} {tuple(found.shape)}"
+        error = TypeError if found.dtype != torch.bool else ValueError
+        raise error(f"mask must be bool of shape {tuple(X.shape[:-1])}, got {given}")
+    return found
+
+
 def check_data(X: object, z: object, mask: object = None) -> tuple[Tensor, Tensor, Tensor | None]:
     """Tokens (..., n, T, d), queries (..., n, c) and a mask (..., n, T) in float64, checked.
 
@@ -70,11 +80,7 @@ def check_data(X: object, z: object, mask: object = None) -> tuple[Tensor, Tenso
     if X.dim() < 3 or 0 in X.shape[-3:]:
         raise ValueError(f"X must be (..., n, T, d) and not empty, got {tuple(X.shape)}")
     if mask is not None:
-        mask = as_tensor("mask", mask, X)
-        if mask.dtype != torch.bool or mask.shape != X.shape[:-1]:
-            given = f"{mask.dtype} {tuple(mask.shape)}"
-            error = TypeError if mask.dtype != torch.bool else ValueError
-            raise error(f"mask must be bool of shape {tuple(X.shape[:-1])}, got {given}")
+        mask = check_mask(mask, X)
         X = X.masked_fill(~mask.unsqueeze(-1), 0.0)
     X, z = as_floats("X", X), as_floats("z", z, X)
     if z.shape[:-1] != X.shape[:-2] or z.dim() == 0 or z.shape[-1] == 0:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mirrorhead._checks import as_tensor, check_integer, check_signs
+from mirrorhead._checks import as_tensor, check_integer, check_mask, check_signs
 from mirrorhead.margin import MarginSolution, attention_svm
 from mirrorhead.margin._certificate import active_constraints
 from mirrorhead.margin._constraints import attention_constraints
@@ -298,8 +298,8 @@ def _extremes(scores: Tensor, among: Tensor) -> tuple[Tensor, Tensor]:
 
 def _kept(problem: TokenProblem) -> Tensor:
     """(..., n, T) bool, False on padding."""
-    mask = getattr(problem, "mask", None)
-    return torch.ones_like(problem.X[..., 0], dtype=torch.bool) if mask is None else mask
+    X, mask = problem.X, getattr(problem, "mask", None)
+    return torch.ones_like(X[..., 0], dtype=torch.bool) if mask is None else check_mask(mask, X)
 
 
 def _solution(problem: TokenProblem, tokens: Tensor, p: float, tol: float = 1e-9) -> MarginSolution:

@@ -325,6 +325,10 @@ def test_bad_input():
         mh.token_scores(replace(data, v=torch.ones(3)))
     with pytest.raises(ValueError, match=r"y must be \+1 or -1 everywhere, got 0.0; for labels 0"):
         mh.token_scores(replace(data, y=torch.zeros(4)))
+    masked = Padded(**vars(data), mask=torch.ones(4, 6, dtype=torch.bool))
+    for call in (mh.token_scores, mh.globally_optimal_tokens):
+        with pytest.raises(ValueError, match=r"mask must be bool of shape \(4, 5\)"):
+            call(masked)
     calls: Any = (mh.token_scores, lambda x: mh.locally_optimal(x, tokens, 2))
     calls += (lambda x: mh.support_tokens(x, tokens, 2), lambda x: mh.locally_optimal_sets(x, 2))
     for call in calls:
