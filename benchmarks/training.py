@@ -42,7 +42,7 @@ from mirrorhead_lab.datasets.batches import POOL, even_batches, pieces
 from mirrorhead_lab.datasets.reviews import Texts
 from mirrorhead_lab.models import TextClassifier, TextSettings
 from mirrorhead_lab.training import build_optimizer, preset
-from mirrorhead_lab.training.loop import TOKENS_AT_ONCE
+from mirrorhead_lab.training.classification import TOKENS_AT_ONCE
 from mirrorhead_lab.training.presets import COMPARISONS
 
 P, LR = 1.1, 1e-4

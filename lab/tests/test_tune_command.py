@@ -6,16 +6,20 @@ import csv
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from mirrorhead._files import write_json
+from mirrorhead.patches import Patch
 from mirrorhead_lab.cli.main import main
 from mirrorhead_lab.datasets import DataError, load_own_sentences, load_sentences
 from mirrorhead_lab.models.pretrained import PretrainedClassifier, Tokens, accuracy
+from mirrorhead_lab.training import checkpoints
 from mirrorhead_lab.training.run_folder import locked_folder
+from mirrorhead_lab.training.tuning import SHARES, FineTuning
 from tiny_bert import tiny_bert, toy_texts
 
 
@@ -84,6 +88,28 @@ def test_the_same_command_gives_the_same_patch(texts: Path, base: Path, tmp_path
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
+@pytest.mark.slow
+def test_each_patch_is_computed_once_and_no_weights_are_saved_twice(
+    texts: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes, saved = [], []
+    between, save = Patch.between, checkpoints.packed
+
+    def counted(*args: Any, **options: Any) -> Patch:
+        sizes.append(options["count"])
+        return between(*args, **options)
+
+    def packed(*args: Any) -> bytes:
+        saved.append(args)
+        return save(*args)
+
+    monkeypatch.setattr(Patch, "between", counted)
+    monkeypatch.setattr("mirrorhead_lab.training.loop.packed", packed)
+    assert tune(texts, base, tmp_path / "run", "--epochs", "2", "--texts", "64") == 0
+    assert len(sizes) == len(SHARES)
+    assert len(saved) == 1 + 2  # before the first epoch, and after each
+
+
 class Stop(Exception):
     pass
 
@@ -100,12 +126,14 @@ def test_an_interrupted_run_resumes_to_the_bit(
 ) -> None:  # fmt: skip
     options = ["--epochs", "2", "--texts", "96"]
     assert tune(texts, base, tmp_path / "whole", *options) == 0
-    steps: list[str] = []
+    steps: list[object] = []
+    backward = FineTuning.backward
 
-    def advance(bars: object, name: str) -> None:
-        steps.append(name)
-        if len(steps) > 96 // 32:
+    def interrupted(task: FineTuning, batch: list[int]) -> torch.Tensor:
+        steps.append(batch)
+        if len(steps) > 96 // 32 + 1:
             raise Stop
+        return backward(task, batch)
 
     def write_but_the_table(path: Path, content: object) -> None:
         if path.name == "table.json":
@@ -113,9 +141,9 @@ def test_an_interrupted_run_resumes_to_the_bit(
         write_json(path, content)
 
     stops = {
-        "the second epoch": ("mirrorhead_lab.runtime.progress.ProgressBars.advance", advance),
+        "the second epoch": ("mirrorhead_lab.training.tuning.FineTuning.backward", interrupted),
         "the patch": ("mirrorhead.patches.Patch.save", stop),
-        "the table": ("mirrorhead_lab.cli.tune.write_json", write_but_the_table),
+        "the table": ("mirrorhead_lab.training.tuning.write_json", write_but_the_table),
     }
     with monkeypatch.context() as patched:
         patched.setattr(*stops[where])
@@ -127,10 +155,10 @@ def test_an_interrupted_run_resumes_to_the_bit(
     first = capsys.readouterr().out
     names = sorted(path.name for path in (tmp_path / "whole").iterdir())
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == names
-    for name in ("patch.safetensors", "table.json", "metrics.json"):
+    for name in ("patch.safetensors", "tuned.safetensors", "table.json"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     # A finished run is shown again; nothing is computed.
-    monkeypatch.setattr("mirrorhead_lab.training.tuning.fine_tune", stop)
+    monkeypatch.setattr("mirrorhead_lab.training.tuning.tune", stop)
     assert tune(texts, base, tmp_path / "run", *options) == 0
     shown = capsys.readouterr().out
     assert "patch:" in shown and first.endswith(shown)
@@ -147,7 +175,7 @@ def test_a_folder_that_is_not_this_run_is_left_alone(
     assert "is not empty and holds no run" in capsys.readouterr().err
     (own / "settings.json").write_text('{"p": 1.5}')
     assert tune(texts, base, own) == 2
-    assert "holds a run with another task" in capsys.readouterr().err
+    assert "is not of a run: choose a new or empty folder" in capsys.readouterr().err
     assert (own / "settings.json").read_text() == '{"p": 1.5}'
     assert sorted(path.name for path in own.iterdir()) == ["notes.txt", "settings.json"]
 
@@ -173,12 +201,12 @@ def test_other_texts_or_weights_under_the_same_names_are_another_run(
     save_file({name: 2 * tensor for name, tensor in weights.items()}, own / "model.safetensors")
     capsys.readouterr()
     assert tune(texts, own, tmp_path / "run", *options) == 2
-    assert "holds a run with another content of the base" in capsys.readouterr().err
+    assert "other settings: content of the base is" in capsys.readouterr().err
     texts.write_text(texts.read_text().replace("good", "bad"))
     assert tune(texts, base, tmp_path / "run", *options) == 2
     save_file(weights, own / "model.safetensors", {"format": "pt"})
     assert tune(texts, own, tmp_path / "run", *options) == 2
-    assert "holds a run with another content of the data" in capsys.readouterr().err
+    assert "other settings: content of the data is" in capsys.readouterr().err
     assert (tmp_path / "run" / "table.json").read_bytes() == table
 
 

@@ -29,7 +29,7 @@ from mirrorhead_lab.evaluation.results import SHARES, SPLITS
 from mirrorhead_lab.models import TextClassifier, TextSettings, attention_maps
 from mirrorhead_lab.runtime.errors import UserError
 from mirrorhead_lab.runtime.json_files import read_json
-from mirrorhead_lab.training.loop import evaluate
+from mirrorhead_lab.training.classification import evaluate
 from mirrorhead_lab.training.run_folder import Run, weights_along
 
 if TYPE_CHECKING:
