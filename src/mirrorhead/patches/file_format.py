@@ -27,8 +27,9 @@ from mirrorhead.patches.checkpoints import (
     FileCheckpoint,
     PatchError,
     TensorInfo,
+    bits,
+    has_nan,
     read_header,
-    wide,
 )
 
 KEY = "mirrorhead.patch"
@@ -118,7 +119,7 @@ def decode(path: Path) -> tuple[dict[str, TensorPatch], int]:
     except (ValueError, RecursionError) as error:
         raise PatchError(f"{path}: the metadata is not JSON: {error}") from error
     try:
-        if content["version"] != VERSION:
+        if type(content["version"]) is not int or content["version"] != VERSION:  # True is 1 too
             raise PatchError(
                 f"{path} has version {content['version']!r}; this mirrorhead reads {VERSION}"
             )
@@ -161,9 +162,14 @@ def _decoded(file: FileCheckpoint, content: Any) -> dict[str, TensorPatch]:
         values = _take(left, f"values.{info.dtype}", count)
         old = base is not None and reversible
         originals = _take(left, f"originals.{info.dtype}", count) if old else None
-        for part in (values, originals):
-            if part is not None and part.is_floating_point() and wide(part).isnan().any():
-                raise _Malformed(f"tensor {name!r} contains NaN")
+        parts = [part for part in (values, originals) if part is not None]
+        if index is None and old:  # NaN may stay as it is
+            changed = bits(parts[0]) != bits(parts[1])
+            parts = [part[changed] for part in parts]
+        elif index is None and base is not None:
+            parts = []  # what changes is not known; the hashes decide
+        if any(map(has_nan, parts)):
+            raise _Malformed(f"tensor {name!r} contains NaN")
         tied = tuple(_name(other, {}) for other in record.get("tied", []))
         tensors[name] = TensorPatch(info, index, values, originals, base, result, tied)
     if taken != len(gaps) or any(len(data) for data in left.values()):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -17,6 +18,7 @@ from mirrorhead.patches.checkpoints import (
     INDEX_FILE,
     Checkpoint,
     FileCheckpoint,
+    PatchError,
     TensorInfo,
     bits,
     check_room,
@@ -176,14 +178,14 @@ def rewrite(source: FileCheckpoint, path: Path, out: Path, edit: Edit, step: Ste
             file.write(raw(values[name][1]))
 
     if path.is_file():
-        with new_file(out) as file:
+        with _refused_if_taken(out), new_file(out) as file:
             write(last, file)
         return
-    with new_folder(out, durable=True) as folder:
+    with _refused_if_taken(out), new_folder(out, durable=True) as folder:
         for file in others:
             place = folder / file.relative_to(path)
             place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, place)
+            shutil.copy(file, place)
         for part in source.files:
             with (folder / part.name).open("wb") as file:
                 write(part, file)
@@ -195,6 +197,17 @@ def rewrite(source: FileCheckpoint, path: Path, out: Path, edit: Edit, step: Ste
             metadata = index["metadata"] if isinstance(index.get("metadata"), dict) else {}
             index["metadata"] = {**metadata, "total_size": sum(i.bytes for i in kept.values())}
             write_json(folder / INDEX_FILE, index)
+
+
+@contextmanager
+def _refused_if_taken(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileExistsError as error:
+        raise PatchError(
+            f"{out} was made by another process meanwhile: it is as they made it, and nothing was"
+            " written; give the path of a new file or folder"
+        ) from error
 
 
 def _others(path: Path) -> list[Path]:
