@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections import UserDict
 from typing import Any, ClassVar
 
@@ -296,3 +297,30 @@ def test_an_interrupt_between_two_tensors(monkeypatch: pytest.MonkeyPatch) -> No
         patch.apply(state)
     state["b"] = state["b"].as_subclass(Tensor)
     assert same_bits(state, base)
+
+
+def test_a_lock_keeps_forward_passes_of_other_threads_whole() -> None:
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6)))
+    tuned = {name: tensor + 1 for name, tensor in model.state_dict().items()}
+    patch = mh.Patch.between(copy_of(model.state_dict()), tuned)
+    x, lock, ended = torch.ones(8), threading.Lock(), threading.Event()
+    outputs: list[Tensor] = []
+
+    def serve() -> None:
+        while not ended.is_set() or len(outputs) < 20:
+            with lock, torch.inference_mode():
+                outputs.append(model(x))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    expected = [model(x)]
+    for _ in range(20):
+        with lock:
+            patch.apply(model)
+        with lock:
+            patch.revert(model)
+    ended.set()
+    thread.join()
+    patch.apply(model)
+    expected.append(model(x))
+    assert all(any(torch.equal(out, known) for known in expected) for out in outputs)

@@ -31,6 +31,7 @@ from mirrorhead.patches.checkpoints import (
     has_nan,
     read_header,
 )
+from mirrorhead.patches.model_config import Config, checked
 
 KEY = "mirrorhead.patch"
 VERSION = 1
@@ -64,7 +65,7 @@ class TensorPatch:
         return self.originals
 
 
-def encode(tensors: dict[str, TensorPatch], weights: int, originals: bool) -> bytes:
+def encode(tensors: dict[str, TensorPatch], weights: int, config: Config, originals: bool) -> bytes:
     """The bytes of a patch file. The same patch always gives the same bytes."""
     parts: dict[str, list[Tensor]] = {}
     records: list[dict[str, Any]] = []
@@ -85,6 +86,7 @@ def encode(tensors: dict[str, TensorPatch], weights: int, originals: bool) -> by
             | ({"tied": list(patch.tied)} if patch.tied else {})
         )
     content = {"version": VERSION, "weights": weights, "tensors": records}
+    content |= {"config": config} if config else {}
     stored = {name: torch.cat(pieces) for name, pieces in parts.items()}
     gaps = encode_gaps([patch.index for patch in tensors.values() if patch.index is not None])
     stored["index"] = torch.from_numpy(gaps)
@@ -106,8 +108,8 @@ def check_destination(path: Path) -> None:
             raise PatchError(f"{path} exists and is not a patch: it is not overwritten")
 
 
-def decode(path: Path) -> tuple[dict[str, TensorPatch], int]:
-    """A patch file's tensors, and the number of weights of the base.
+def decode(path: Path) -> tuple[dict[str, TensorPatch], int, dict[str, Any]]:
+    """A patch file's tensors, the number of weights of the base, and entries of config.json.
 
     Nothing in the file is trusted: what is allocated is at most some tens of times its length.
     """
@@ -123,7 +125,8 @@ def decode(path: Path) -> tuple[dict[str, TensorPatch], int]:
             raise PatchError(
                 f"{path} has version {content['version']!r}; this mirrorhead reads {VERSION}"
             )
-        return _decoded(file, content), _natural(content["weights"], "weights")
+        weights = _natural(content["weights"], "weights")
+        return _decoded(file, content), weights, _config(content.get("config", {}))
     except (KeyError, TypeError, _Malformed) as error:
         raise PatchError(f"{path} is damaged: {error}") from error
 
@@ -272,6 +275,13 @@ def _info(record: Any) -> TensorInfo:
     info = TensorInfo(record["dtype"], tuple(_natural(length, "a length") for length in shape))
     _natural(info.size, "the size of a tensor")
     return info
+
+
+def _config(value: Any) -> dict[str, Any]:
+    try:
+        return checked(value)
+    except ValueError as error:
+        raise _Malformed(str(error)) from error
 
 
 def _hash(value: Any) -> str | None:

@@ -27,6 +27,7 @@ from mirrorhead.patches.checkpoints import (
     write_header,
 )
 from mirrorhead.patches.file_format import TensorPatch
+from mirrorhead.patches.model_config import Files
 
 #: Weights in other formats, which would be stale beside the copy.
 _OTHER_WEIGHTS = {".bin", ".gguf", ".h5", ".msgpack", ".onnx", ".ot", ".pt", ".pth", ".safetensors"}
@@ -41,6 +42,7 @@ class Edit(NamedTuple):
     values: Mapping[str, tuple[Tensor | None, Tensor]]  # name -> positions (None: all), values
     added: Mapping[str, TensorInfo]  # new tensors, whose content is in `values`
     removed: Collection[str]
+    files: Files  # other files of the folder
 
 
 def overlaid(start: int, piece: Tensor, index: Tensor | None, values: Tensor) -> Tensor:
@@ -156,7 +158,7 @@ def _holds(target: Checkpoint, name: str, patch: TensorPatch) -> bool:
 
 def rewrite(source: FileCheckpoint, path: Path, out: Path, edit: Edit, step: Step) -> None:
     """Write a copy of the checkpoint at `path` to `out`; it is whole or not there."""
-    values, added, removed = edit
+    values, added, removed, files = edit
     others = _others(path) if path.is_dir() else []
     needed = sum(info.bytes for info in [*source.infos.values(), *added.values()])
     check_room(out.parent, needed + sum(file.stat().st_size for file in others))
@@ -186,6 +188,11 @@ def rewrite(source: FileCheckpoint, path: Path, out: Path, edit: Edit, step: Ste
             place = folder / file.relative_to(path)
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(file, place)
+        for name, content in files.items():
+            if content is None:
+                (folder / name).unlink()
+            else:
+                (folder / name).write_bytes(content)
         for part in source.files:
             with (folder / part.name).open("wb") as file:
                 write(part, file)

@@ -6,7 +6,7 @@ import os
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mirrorhead._checks import check_integer, check_seed
 from mirrorhead._files import sha256_of, write_atomically
-from mirrorhead.patches import export, in_place, overlay, selection
+from mirrorhead.patches import export, in_place, model_config, overlay, selection
 from mirrorhead.patches.checkpoints import (
     Checkpoint,
     FileCheckpoint,
@@ -48,6 +48,8 @@ class Patch:
     Attributes:
         tensors: name -> `TensorPatch`, for each tensor that the patch changes.
         weights: number of floating-point weights of the base.
+        config: entries that `apply` writes into the config.json of a folder: a classifier's labels,
+            and which pooling its head needs. Empty if `tuned` was not a folder that has them.
 
     >>> base = torch.nn.Linear(3, 2)
     >>> tuned = {name: tensor.clone() for name, tensor in base.state_dict().items()}
@@ -63,6 +65,7 @@ class Patch:
 
     tensors: dict[str, TensorPatch]
     weights: int
+    config: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def between(
@@ -140,7 +143,8 @@ class Patch:
             )
         own = [info for name, info in old.infos.items() if name not in old.aliases]
         weights = sum(info.size for info in own if info.floating)
-        patch = cls(dict(sorted(tensors.items())), weights)
+        config = model_config.found(base, tuned)
+        patch = cls(dict(sorted(tensors.items())), weights, config)
         if limit is not None:
             patch = patch._within(limit, found)
         patch = patch._hashed(old, step)
@@ -164,7 +168,7 @@ class Patch:
         """
         place = Path(os.path.realpath(file))
         check_destination(place)
-        data = encode(self.tensors, self.weights, originals)
+        data = encode(self.tensors, self.weights, self.config, originals)
         check_room(place.parent, len(data))
         write_atomically(place, data)
 
@@ -182,6 +186,7 @@ class Patch:
         a copy of the model and give that to the threads; docs/patches.md shows both ways.
         """
         source, tensors, report = self._opened(target, out, progress)
+        files = model_config.applied(target, self.config)
         overlay.check_applicable(source, tensors, report.add)
         # Tensors that are new to the base cannot be added to a model, nor replace others.
         for name in (name for name, patch in self.tensors.items() if patch.added):
@@ -191,7 +196,7 @@ class Patch:
                 raise PatchError(f"{source.label} has a tensor {name!r}, which the patch adds")
         values = {name: (patch.index, patch.values) for name, patch in tensors.items()}
         new = {name: patch.info for name, patch in tensors.items() if patch.added}
-        _write(target, source, out, Edit(values, new, ()), report)
+        _write(target, source, out, Edit(values, new, (), files), report)
 
     def revert(
         self, target: Target, out: str | Path | None = None, *, progress: Progress | None = None
@@ -202,12 +207,14 @@ class Patch:
         the patch's values; a model keeps them as they are. `out` is as in `apply`.
         """
         source, tensors, report = self._opened(target, out, progress)
+        files = model_config.reverted(target, self.config)
         old = {name: patch for name, patch in tensors.items() if not patch.added}
         if isinstance(target, nn.Module):
             tensors = old
         overlay.check_revertible(source, tensors, report.add)
         values = {name: (patch.index, patch.before()) for name, patch in old.items()}
-        _write(target, source, out, Edit(values, {}, tensors.keys() - old.keys()), report)
+        removed = tensors.keys() - old.keys()
+        _write(target, source, out, Edit(values, {}, removed, files), report)
 
     def verify(self, target: Source, *, progress: Progress | None = None) -> None:
         """Check that each tensor that the patch touches has the bits that the patch gives."""
@@ -245,17 +252,21 @@ class Patch:
             if not isinstance(patch, Patch):
                 given = type(patch).__name__
                 raise TypeError(f"patches must be Patch objects, as of Patch.load, got a {given}")
-        found = cls(*merged(patches, method))
+        configs = [patch.config for patch in patches if patch.config]
+        same = bool(configs) and all(config == configs[0] for config in configs)
+        found = cls(*merged(patches, method), configs[0] if same else {})
         return found if base is None else found._hashed(found._base(base), lambda name: None)
 
     def without(self, *patterns: str) -> Patch:
         """Return the patch without the tensors whose names match one of the patterns.
 
         A pattern may match none: a patch does not know the tensors that it leaves as they are.
+        With a tensor that is new to the base, such as a head, its labels are left out too.
         """
         selection.as_patterns("without", patterns)
         kept = {n: patch for n, patch in self.tensors.items() if not matches(n, patterns)}
-        return replace(self, tensors=kept)
+        headless = any(patch.added for name, patch in self.tensors.items() if name not in kept)
+        return replace(self, tensors=kept, config={} if headless else self.config)
 
     def with_originals(self, base: Source) -> Patch:
         """Return the patch with the base's values, which `revert` and `merge` need."""
@@ -281,7 +292,7 @@ class Patch:
     @cached_property
     def bytes(self) -> int:
         """Size of the file that `save` writes."""
-        return len(encode(self.tensors, self.weights, originals=True))
+        return len(encode(self.tensors, self.weights, self.config, originals=True))
 
     def largest(self, count: int = 10) -> list[tuple[str, tuple[int, ...], float, float]]:
         """The largest changes: tensor, position, value before, value after."""

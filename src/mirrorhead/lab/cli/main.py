@@ -14,6 +14,7 @@ from typing import Any
 
 from mirrorhead._version import __version__
 from mirrorhead.lab.cli.attention import Attention
+from mirrorhead.lab.cli.classify import Classify
 from mirrorhead.lab.cli.collect import Collect
 from mirrorhead.lab.cli.evaluate import Evaluate
 from mirrorhead.lab.cli.margins import Margins
@@ -39,6 +40,7 @@ COMMANDS = {
     "report": Report,
     "tune": Tune,
     "patch": Patch,
+    "classify": Classify,
     "playground": Playground,
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +74,7 @@ class Tune:
         from mirrorhead.lab.models.pretrained import PretrainedClassifier, default_encoder
         from mirrorhead.lab.training.run_folder import locked_folder
         from mirrorhead.lab.training.tuning import TuneSets, TuneSettings
+        from mirrorhead.patches.model_config import classifier_config
 
         names = ("p", "reach", "epochs", "batch_size", "max_length", "seed")
         given: Any = {name: getattr(self, name) for name in names}
@@ -88,7 +90,9 @@ class Tune:
         about |= {"content of the data": task.fingerprint(), "content of the base": _sha256(base)}
         if _finished(folder, about):
             return self._show(folder, base)
+        config = classifier_config(task.classes, settings.max_length)
         model = PretrainedClassifier(base, len(task.classes))
+        model.config = config
         weights = sum(matrix.numel() for matrix in model.train_matrices().values())
         sets = TuneSets.of(task, base, settings)
         longest = max(part.longest() for part in (sets.train, sets.validation, sets.test))
@@ -116,6 +120,7 @@ class Tune:
         from mirrorhead.lab.runtime.progress import ProgressBars
         from mirrorhead.lab.training.checkpoints import checkpoints
         from mirrorhead.lab.training.tuning import SHARES, fine_tune, patch_of, size_table
+        from mirrorhead.patches.model_config import KEY
 
         steps = self.epochs * max(1, len(sets.train) // self.batch_size)
         with ProgressBars({"tune": steps}, "steps") as bars:
@@ -134,7 +139,9 @@ class Tune:
         patch = patch_of(model, tuned, max(1, round(self.keep * weights)))
         chosen = next(row for row in rows if row.share == self.keep)
         patch.save(folder / PATCH)
-        write_atomically(folder / TUNED, save({n: t.contiguous() for n, t in tuned.items()}))
+        about = {KEY: json.dumps(model.config)}
+        tensors = {name: tensor.contiguous() for name, tensor in tuned.items()}
+        write_atomically(folder / TUNED, save(tensors, about))
         content = {
             "weights": weights,
             "table": [dataclasses.asdict(row) for row in rows],
@@ -153,8 +160,6 @@ class Tune:
 
         content = read_json(folder / TABLE, dict[str, Any])
         if self.json:
-            import json
-
             print(json.dumps({"run": str(folder), **content}, indent=1))
             return 0
         _print_table(
@@ -162,6 +167,7 @@ class Tune:
         )
         print(f"patch: {folder / PATCH}")
         print(f"apply: mirrorhead patch apply {base} {folder / PATCH} -o TUNED")
+        print('classify: mirrorhead classify TUNED "a text" "another"')
         how = f"--count WEIGHTS --whole '{HEAD}' -o FILE"
         print(f"another size: mirrorhead patch make {base} {folder / TUNED} {how}")
         return 0
