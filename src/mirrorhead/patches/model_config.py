@@ -90,11 +90,18 @@ def applied(target: Any, config: Config) -> Files:
 def reverted(target: Any, config: Config) -> Files:
     """The files that change where the patch is reverted: config.json is as before, to the byte."""
     path = _folder(target)
-    history = _history(path) if config and path is not None else []
-    if path is None or not history:
+    if not config or path is None:
         return {}
+    now, history = read_config(path), _history(path)
+    if not history and any(now.get(key) != value for key, value in config.items()):
+        return {}  # the entries are gone already
+    if not history:
+        raise PatchError(
+            f"{path / HISTORY} is missing, which has the base's config.json: revert the weights'"
+            " file instead of the folder"
+        )
     text = history.pop()
-    before, now = json.loads(text), read_config(path)
+    before = json.loads(text)
     restored = text.encode()
     if now != {**before, **config}:  # somebody changed other entries since: these stay
         kept = {key: value for key, value in now.items() if key not in config}
@@ -122,13 +129,13 @@ def _folder(source: Any) -> Path | None:
 
 def _history(folder: Path) -> list[str]:
     file = folder / HISTORY
-    if not file.is_file():
+    if not file.exists():
         return []
     with suppress(OSError, AttributeError, TypeError, ValueError, RecursionError):
         texts = json.loads(file.read_text("utf-8"))
-        if all(isinstance(json.loads(text.encode()), dict) for text in texts):
+        if texts and all(isinstance(json.loads(text.encode()), dict) for text in texts):
             return list(texts)
-    raise PatchError(f"{file} is damaged; without it, config.json is left as it is")
+    raise PatchError(f"{file} is damaged: it should hold texts of config.json")
 
 
 def _as_json(content: Any) -> bytes:
