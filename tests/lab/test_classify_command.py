@@ -194,8 +194,15 @@ def test_what_cannot_be_classified_is_one_line(
 
 
 @pytest.mark.slow
-def test_the_patch_file_of_a_run_names_labels_and_nothing_else(world: Path) -> None:
+def test_the_patch_file_of_a_run_names_labels_and_nothing_else(
+    world: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     patch = Patch.load(world / "run" / "patch.safetensors")
+    capsys.readouterr()
+    assert main(["patch", "info", str(world / "run" / "patch.safetensors")]) == 0
+    assert "  labels: no, yes\n" in capsys.readouterr().out
+    assert main(["patch", "info", str(world / "run" / "patch.safetensors"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["config"] == patch.config
     assert sorted(patch.config) == ["id2label", "label2id", "mirrorhead"]
     with safe_open(world / "run" / "tuned.safetensors", framework="pt") as file:
         assert json.loads(file.metadata()["mirrorhead.config"]) == patch.config

@@ -70,7 +70,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     file = folder / FILE
     try:
         content = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise PatchError(f"{file} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
         raise PatchError(f"{file} cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise PatchError(f"{file} holds no JSON object")

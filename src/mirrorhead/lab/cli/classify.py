@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from mirrorhead.lab.cli import options
 from mirrorhead.lab.cli.options import option
@@ -34,7 +34,7 @@ class Classify:
     """A folder that `mirrorhead patch apply` wrote with a patch of `mirrorhead tune`."""
     texts: Annotated[Positional[tuple[str, ...]], option("TEXT ...")] = ()
     """Texts to classify; without any, the lines of the standard input."""
-    json: Annotated[options.Flag, option("", "", "Print a JSON object for each text.")] = False
+    json: Annotated[options.Flag, arg(help="Print a JSON object for each text.")] = False
 
     def run(self) -> int:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a folder is all that is read
