@@ -5,6 +5,7 @@ DEV := .venv/.dev
 CMAKE := $(firstword $(wildcard $(BIN)/cmake) cmake)
 # A file's tests share fixtures and compiled kernels, so one process runs them all.
 PARALLEL := -n 2 --dist loadfile
+QUICK := -m "not slow" --hypothesis-profile quick
 KERNELS := src/mirrorhead/native/kernels.so
 .DEFAULT_GOAL := help
 .PHONY: help demo test quick docs docs-serve bench matrix lint format native sanitize
@@ -19,11 +20,11 @@ help:
 	@echo "make format  let ruff fix what it can"
 	@echo "make native  build the C library in place (no set-up; seconds)"
 
-$(LAB): pyproject.toml constraints.txt scripts/setup
+$(LAB): pyproject.toml lab/pyproject.toml constraints.txt scripts/setup
 	bash scripts/setup lab
 	@touch $@
 
-$(DEV): pyproject.toml constraints.txt scripts/setup
+$(DEV): pyproject.toml lab/pyproject.toml constraints.txt scripts/setup
 	bash scripts/setup dev
 	@touch $(LAB) $@
 
@@ -52,12 +53,15 @@ lint: $(DEV) $(KERNELS)
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
+# The library's tests run as if the lab were not installed (tests/conftest.py).
 test: lint
 	$(BIN)/python -m pytest -q $(PARALLEL)
+	cd lab && ../$(BIN)/python -m pytest -q $(PARALLEL)
 
 quick: $(DEV) $(KERNELS)
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest -q $(PARALLEL) -m "not slow" --hypothesis-profile quick
+	$(BIN)/python -m pytest -q $(PARALLEL) $(QUICK)
+	cd lab && ../$(BIN)/python -m pytest -q $(PARALLEL) $(QUICK)
 
 docs: $(DEV)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs -q build --strict

@@ -24,10 +24,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mirrorhead import MirrorAdam
-from mirrorhead.lab.datasets import load_imdb
-from mirrorhead.lab.datasets.encoded import load_tokenizer
-from mirrorhead.lab.training.process_group import process_group
 from mirrorhead.optim._sharded import local
+from mirrorhead_lab.datasets import load_imdb
+from mirrorhead_lab.datasets.encoded import load_tokenizer
+from mirrorhead_lab.training.process_group import process_group
 
 MASK, MASKED = 103, 0.15  # [MASK], and the share of tokens that are predicted
 

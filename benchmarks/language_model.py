@@ -18,14 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mirrorhead.lab.evaluation.language_results import (
+from mirrorhead_lab.evaluation.language_results import (
     METHODS,
     append_run,
     compute,
     load_runs,
 )
-from mirrorhead.lab.models.gpt import GPTSettings
-from mirrorhead.lab.training.language_model import (
+from mirrorhead_lab.models.gpt import GPTSettings
+from mirrorhead_lab.training.language_model import (
     Corpus,
     LanguageSettings,
     loss_of,

@@ -41,8 +41,10 @@ from torch.optim import AdamW, Optimizer
 
 from mirrorhead import MirrorAdam
 from mirrorhead._files import write_atomically
-from mirrorhead.lab.datasets import LabelledTexts, Sentences, load_imdb, load_sentences
-from mirrorhead.lab.evaluation.patch_study import (
+from mirrorhead.patches import Patch
+from mirrorhead.patches.file_format import encode
+from mirrorhead_lab.datasets import LabelledTexts, Sentences, load_imdb, load_sentences
+from mirrorhead_lab.evaluation.patch_study import (
     FILE,
     METHODS,
     SIZES,
@@ -53,14 +55,12 @@ from mirrorhead.lab.evaluation.patch_study import (
     column,
     read_patch_runs,
 )
-from mirrorhead.lab.models.pretrained import PretrainedClassifier, accuracy, default_encoder
-from mirrorhead.lab.report.patches import part
-from mirrorhead.lab.report.table import markdown
-from mirrorhead.lab.runtime.errors import Diverged
-from mirrorhead.lab.runtime.json_files import append_json_line
-from mirrorhead.lab.training.tuning import TuneSets, TuneSettings, fine_tune, patch_of
-from mirrorhead.patches import Patch
-from mirrorhead.patches.file_format import encode
+from mirrorhead_lab.findings.table import markdown
+from mirrorhead_lab.models.pretrained import PretrainedClassifier, accuracy, default_encoder
+from mirrorhead_lab.report.patches import part
+from mirrorhead_lab.runtime.errors import Diverged
+from mirrorhead_lab.runtime.json_files import append_json_line
+from mirrorhead_lab.training.tuning import TuneSets, TuneSettings, fine_tune, patch_of
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / FILE
@@ -161,7 +161,7 @@ class Bench:
     @property
     def full_steps(self) -> float:
         """The sum of the schedule: linear warm-up over a tenth, then linear decay."""
-        from mirrorhead.lab.training.tuning import schedule
+        from mirrorhead_lab.training.tuning import schedule
 
         count = len(self.sets.train) // self.settings.batch_size
         steps = self.settings.epochs * max(1, count)

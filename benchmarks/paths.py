@@ -216,7 +216,7 @@ def step_time(trials: int, n: int, T: int, d: int, steps: int = 20) -> float:
 
 def figure_4() -> list[str]:
     """Figure 4 at the paper's size, as a user runs it, start of Python included."""
-    command = [sys.executable, "-m", "mirrorhead", "reproduce", "--full", "--only", "figure-4"]
+    command = [sys.executable, "-m", "mirrorhead_lab", "reproduce", "--full", "--only", "figure-4"]
     with tempfile.TemporaryDirectory() as out:
         begin = time.perf_counter()
         subprocess.run([*command, "--out", out], check=True, capture_output=True)

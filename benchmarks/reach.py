@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from mirrorhead import MirrorAdam
-from mirrorhead.lab.datasets import load_sentences
-from mirrorhead.lab.models.pretrained import PretrainedClassifier, Tokens, default_encoder
-from mirrorhead.lab.runtime.json_files import append_json_line, read_json_lines
-from mirrorhead.lab.training.tuning import default_reach, full_steps, schedule
+from mirrorhead_lab.datasets import load_sentences
+from mirrorhead_lab.models.pretrained import PretrainedClassifier, Tokens, default_encoder
+from mirrorhead_lab.runtime.json_files import append_json_line, read_json_lines
+from mirrorhead_lab.training.tuning import default_reach, full_steps, schedule
 
 RESULTS = Path(__file__).parents[1] / "results" / "reach.jsonl"
 EXPONENTS = (1.05, 1.2, 1.5)

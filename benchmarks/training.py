@@ -37,13 +37,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mirrorhead import MirrorDescent
-from mirrorhead.lab.datasets import encode, load_imdb, load_tokenizer
-from mirrorhead.lab.datasets.batches import POOL, even_batches, pieces
-from mirrorhead.lab.datasets.reviews import Texts
-from mirrorhead.lab.models import TextClassifier, TextSettings
-from mirrorhead.lab.training import build_optimizer, preset
-from mirrorhead.lab.training.loop import TOKENS_AT_ONCE
-from mirrorhead.lab.training.presets import COMPARISONS
+from mirrorhead_lab.datasets import encode, load_imdb, load_tokenizer
+from mirrorhead_lab.datasets.batches import POOL, even_batches, pieces
+from mirrorhead_lab.datasets.reviews import Texts
+from mirrorhead_lab.models import TextClassifier, TextSettings
+from mirrorhead_lab.training import build_optimizer, preset
+from mirrorhead_lab.training.loop import TOKENS_AT_ONCE
+from mirrorhead_lab.training.presets import COMPARISONS
 
 P, LR = 1.1, 1e-4
 PARTS = ("batch", "encoding", "laptop")

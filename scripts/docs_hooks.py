@@ -32,7 +32,7 @@ def on_page_markdown(text: str, **_: Any) -> str:
 
 def on_post_build(config: Any) -> None:
     """Put the playground beside the pages (called by mkdocs)."""
-    from mirrorhead.lab.playground import playground_page
+    from mirrorhead_lab.playground import playground_page
 
     page = Path(config["site_dir"]) / "playground-page.html"
     page.write_text(playground_page(), encoding="utf-8")
@@ -46,7 +46,7 @@ def _included(match: re.Match[str]) -> str:
 def commands() -> str:
     """Return what `--help` prints, for every command."""
     os.environ.update(COLUMNS="100", NO_COLOR="1")
-    from mirrorhead.lab.cli.main import COMMANDS, main
+    from mirrorhead_lab.cli.main import COMMANDS, main
 
     sections = []
     for name in COMMANDS:

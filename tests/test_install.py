@@ -56,23 +56,6 @@ print(*(name for name in third_party if getattr(sys.modules[name], "__version__"
     assert done.stdout.split() == ["mirrorhead"]
 
 
-def test_help_imports_nothing_heavy() -> None:
-    done = run(f"""
-import sys
-from mirrorhead.__main__ import main
-from mirrorhead.lab.cli.main import COMMANDS
-for arguments in ([], *([name] for name in COMMANDS)):
-    sys.argv = ["mirrorhead", *arguments, "--help"]
-    try:
-        main()
-    except SystemExit as end:
-        assert end.code == 0
-assert not {HEAVY} & set(sys.modules), {HEAVY} & set(sys.modules)
-""")
-    assert done.returncode == 0, done.stderr
-    assert "reproduce" in done.stdout and "--only" in done.stdout and "example-1" in done.stdout
-
-
 def test_public_names_are_listed_once_for_each_reader() -> None:
     tree = ast.parse(Path(mirrorhead.__file__).read_text())
     typed = [
@@ -158,35 +141,12 @@ def test_the_library_needs_no_extra() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_command_without_the_lab_says_what_to_install() -> None:
-    done = run(without_extras("from mirrorhead.__main__ import main\nsys.exit(main())"))
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr == (
-        "mirrorhead: the command line needs the package 'tyro'. "
-        "Install it with: pip install 'mirrorhead[lab]'\n"
-    )
-
-
-def test_messages_name_extras_that_exist() -> None:
-    declared = (ROOT / "pyproject.toml").read_text()
-    named = {
-        extra
-        for path in (ROOT / "src").rglob("*.py")
-        for extras in re.findall(r"mirrorhead\[([\w,]+)\]", path.read_text())
-        for extra in extras.split(",")
-    }
-    assert "lab" in named
-    for extra in named:
-        assert f"\n{extra} = [" in declared, extra
-
-
 @pytest.mark.slow
 def test_the_wheel_works_alone(tmp_path: Path) -> None:
-    """The wheel of `pip wheel .`, installed into an empty folder, holds library and command."""
+    """The wheel of `pip wheel .`, installed into an empty folder."""
     source, installed = tmp_path / "source", tmp_path / "installed"
     skipped = shutil.ignore_patterns(
-        ".*", "out*", "runs", "results", "tests", "__pycache__", "*.so"
+        ".*", "out*", "runs", "results", "tests", "lab", "__pycache__", "*.so"
     )
     shutil.copytree(ROOT, source, ignore=skipped)
     pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
@@ -208,9 +168,3 @@ def test_the_wheel_works_alone(tmp_path: Path) -> None:
         mirrorhead.__version__,
         str(installed / "mirrorhead" / "__init__.py"),
     ]
-    helped = run(
-        "from mirrorhead.__main__ import main; import sys; sys.argv[1:] = ['--help']; main()",
-        "-S", **where,
-    )  # fmt: skip
-    assert helped.returncode == 0, helped.stderr
-    assert "reproduce" in helped.stdout

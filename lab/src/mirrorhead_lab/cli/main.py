@@ -1,0 +1,95 @@
+"""The command line: parse, call, print errors as one line.
+
+A command is a frozen dataclass in its own module here: its fields are the options, its docstrings
+the help, and `run` returns the exit code. Its module imports nothing heavy before `run`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from mirrorhead._version import __version__
+from mirrorhead_lab.cli.attention import Attention
+from mirrorhead_lab.cli.classify import Classify
+from mirrorhead_lab.cli.collect import Collect
+from mirrorhead_lab.cli.evaluate import Evaluate
+from mirrorhead_lab.cli.margins import Margins
+from mirrorhead_lab.cli.patch import Patch
+from mirrorhead_lab.cli.playground import Playground
+from mirrorhead_lab.cli.report import Report
+from mirrorhead_lab.cli.reproduce import Reproduce
+from mirrorhead_lab.cli.study import Study
+from mirrorhead_lab.cli.sweep import Sweep
+from mirrorhead_lab.cli.train import Train
+from mirrorhead_lab.cli.tune import Tune
+from mirrorhead_lab.runtime.errors import UserError
+
+COMMANDS = {
+    "reproduce": Reproduce,
+    "train": Train,
+    "sweep": Sweep,
+    "study": Study,
+    "evaluate": Evaluate,
+    "collect": Collect,
+    "attention": Attention,
+    "margins": Margins,
+    "report": Report,
+    "tune": Tune,
+    "patch": Patch,
+    "classify": Classify,
+    "playground": Playground,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit code.
+
+    0 is success, 1 a failed computation, 2 wrong use or a damaged file, 130 an interrupt.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, ValueError):  # a stream of another kind, or a closed one
+            stream.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        try:
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has ended, as in `mirrorhead --help | head -1`. Python would flush once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except UserError as error:
+        return _fail(str(error))
+    except OSError as error:
+        if error.errno is None or error.filename is None:
+            return _fail(str(error))
+        return _fail(f"{os.fsdecode(error.filename)}: {error.strerror}")
+    except KeyboardInterrupt:
+        print("mirrorhead: Interrupted. Run the same command again to resume.", file=sys.stderr)
+        return 130
+
+
+def _run(arguments: list[str]) -> int:
+    import tyro
+
+    if arguments == ["--version"]:
+        print(f"mirrorhead {__version__}")
+        return 0
+    command: Any = tyro.extras.subcommand_cli_from_dict(
+        COMMANDS,
+        prog="mirrorhead",
+        description="Mirror descent for attention, and certificates for what it selects.",
+        args=arguments,
+    )
+    return command.run()
+
+
+def _fail(message: str) -> int:
+    line = " ".join(message.split("\n"))
+    print(f"mirrorhead: {line}", file=sys.stderr)
+    return 2

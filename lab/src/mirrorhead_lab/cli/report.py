@@ -1,0 +1,98 @@
+"""`mirrorhead report`: the report of what is there, experiments and real data."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from tyro.conf import arg
+
+from mirrorhead_lab.cli.options import option, user_errors
+from mirrorhead_lab.experiments import NAMES
+from mirrorhead_lab.runtime.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mirrorhead_lab.findings.finding import Finding, Part
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write the report again, with the real-data part: tables, figures and verdicts.
+
+    It has the experiments that `mirrorhead reproduce` left complete in --out, the comparisons on
+    real data in --results, and the evaluated runs in --runs. It runs no experiment.
+    """
+
+    out: Annotated[Path, arg(metavar="FOLDER")] = Path("out")
+    """Where experiments are, and where the report goes."""
+    results: Annotated[Path, arg(metavar="FOLDER")] = Path("results")
+    """Where the files of studies are, such as imdb.json."""
+    runs: Annotated[Path, arg(metavar="FOLDER")] = Path("runs")
+    """Where the folders of single runs are; those that `mirrorhead evaluate` has measured count."""
+    markdown: Annotated[Path | None, option("FILE")] = None
+    """Also fill the marks in this Markdown page with the tables, and write its figures."""
+
+    def run(self) -> int:
+        from rich.console import Console
+
+        from mirrorhead_lab.evaluation.results import load_single_runs
+        from mirrorhead_lab.report.findings import with_stored
+        from mirrorhead_lab.report.markdown import write_markdown
+        from mirrorhead_lab.report.page import check_free, write_report
+        from mirrorhead_lab.report.real_data import single_runs
+        from mirrorhead_lab.report.studies import study_parts
+        from mirrorhead_lab.report.terminal import print_findings, print_place
+
+        page = self.out / "report.html"
+        with user_errors(OSError):
+            check_free(page)
+            studies = study_parts(self.results)
+            evaluated = load_single_runs(self.runs)
+            findings = with_stored([], self.out)
+            missing = self._missing(findings, studies)
+            if not findings and not studies and not evaluated:
+                ways = "; ".join(f"{what} {command}" for what, command in missing)
+                raise UserError(f"there is nothing to report. {ways}")
+            if self.markdown is not None and not studies:
+                file = f"the file of a study, such as imdb.json, in {self.results}"
+                raise UserError(f"--markdown needs {file}")
+            parts = studies + ([single_runs(evaluated)] if evaluated else [])
+            write_report(page, findings, parts, missing)
+            if self.markdown is not None:
+                write_markdown(self.markdown, studies)
+        claims = [finding for each in parts for finding in each.findings]
+        print_findings([*findings, *claims], Console())
+        for what, command in missing:
+            print(f"{what} {command}", file=sys.stderr)
+        print_place(page)
+        return 0
+
+    def _missing(self, findings: Sequence[Finding], parts: Sequence[Part]) -> list[tuple[str, str]]:
+        """Say what is not there, and the command that makes it."""
+        from mirrorhead_lab.evaluation import studies
+        from mirrorhead_lab.evaluation.results import STUDIES
+
+        found = []
+        done, there = ({one.name for one in some} for some in (findings, parts))
+        if names := [name for name in NAMES if name not in done]:
+            some = len(names) < len(NAMES)
+            what = f"complete results of {', '.join(names) if some else 'experiments'}"
+            only = ["--only", ",".join(names)] if some else []
+            command = shlex.join(["mirrorhead", "reproduce", *only, "--out", str(self.out)])
+            found.append((f"{self.out} has no {what}. To run them:", command))
+        for name in STUDIES:
+            if name not in there:
+                path = self.results / f"{name}.json"
+                command = f"mirrorhead sweep {name} && mirrorhead collect runs/{name} --out"
+                what = f"{path} is not there. To make the runs and collect them:"
+                found.append((what, f"{command} {shlex.quote(str(path))}"))
+        for name, study in studies.STUDIES.items():
+            if not (path := self.results / study.file).exists():
+                command = shlex.join(["mirrorhead", "study", name, "--results", str(self.results)])
+                found.append((f"{path} is not there. To make the runs:", command))
+        return found

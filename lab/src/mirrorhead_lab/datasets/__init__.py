@@ -1,0 +1,30 @@
+"""Real data sets: download, load, split, encode."""
+
+from mirrorhead_lab.datasets.batches import Examples as Examples
+from mirrorhead_lab.datasets.batches import epoch_batches as epoch_batches
+from mirrorhead_lab.datasets.batches import even_batches as even_batches
+from mirrorhead_lab.datasets.batches import fingerprint as fingerprint
+from mirrorhead_lab.datasets.cifar10 import Pictures as Pictures
+from mirrorhead_lab.datasets.cifar10 import load_cifar10 as load_cifar10
+from mirrorhead_lab.datasets.encoded import Encoded as Encoded
+from mirrorhead_lab.datasets.encoded import encode as encode
+from mirrorhead_lab.datasets.encoded import load_tokenizer as load_tokenizer
+from mirrorhead_lab.datasets.reviews import Pairs as Pairs
+from mirrorhead_lab.datasets.reviews import Protocol as Protocol
+from mirrorhead_lab.datasets.reviews import Rationales as Rationales
+from mirrorhead_lab.datasets.reviews import Texts as Texts
+from mirrorhead_lab.datasets.reviews import edited as edited
+from mirrorhead_lab.datasets.reviews import film_groups as film_groups
+from mirrorhead_lab.datasets.reviews import imdb_protocol as imdb_protocol
+from mirrorhead_lab.datasets.reviews import load_cad as load_cad
+from mirrorhead_lab.datasets.reviews import load_eraser as load_eraser
+from mirrorhead_lab.datasets.reviews import load_imdb as load_imdb
+from mirrorhead_lab.datasets.reviews import validation_split as validation_split
+from mirrorhead_lab.datasets.reviews import without as without
+from mirrorhead_lab.datasets.sentences import LabelledTexts as LabelledTexts
+from mirrorhead_lab.datasets.sentences import Sentences as Sentences
+from mirrorhead_lab.datasets.sentences import load_own_sentences as load_own_sentences
+from mirrorhead_lab.datasets.sentences import load_sentences as load_sentences
+from mirrorhead_lab.datasets.sources import SOURCES as SOURCES
+from mirrorhead_lab.datasets.sources import download as download
+from mirrorhead_lab.runtime.errors import DataError as DataError

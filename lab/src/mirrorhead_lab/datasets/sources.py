@@ -1,0 +1,296 @@
+"""Where each data set is kept and comes from, verified downloads that resume, safe unpacking."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import shutil
+import tarfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, TypeAlias
+
+from filelock import FileLock
+from platformdirs import user_cache_path
+
+from mirrorhead._files import new_folder, sync
+from mirrorhead_lab.runtime.errors import DataError
+from mirrorhead_lab.runtime.progress import ProgressBars
+
+Folder: TypeAlias = "str | Path | None"  # of all data sets; None: see `data_root`
+CHUNK = 1 << 18
+TIMEOUT = 30.0  # seconds without an answer
+#: No data set here is larger than this when unpacked.
+MOST_BYTES = 4 << 30
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A file at its home."""
+
+    url: str
+    size: int
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        return self.url.rsplit("/", 1)[1]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set: the folder it is published in, and either one archive or some files."""
+
+    name: str
+    folder: str
+    remotes: tuple[Remote, ...]
+
+
+#: Of each data set: its licence; name, folder and address; then each file's size and SHA-256.
+_PUBLISHED = """
+# Free for research; cite Maas et al. 2011.
+imdb aclImdb https://ai.stanford.edu/~amaas/data/sentiment/
+aclImdb_v1.tar.gz 84125825 c40f74a18d3b61f90feba1e17730e0d38e8b97c05fde7008942e91923d1658fe
+
+# Cite Krizhevsky 2009.
+cifar10 cifar-10-batches-bin https://www.cs.toronto.edu/~kriz/
+cifar-10-binary.tar.gz 170052171 c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd
+
+# Cite Zaidan and Eisner 2008, DeYoung et al. 2020.
+eraser movies http://www.eraserbenchmark.com/zipped/
+movies.tar.gz 3899487 66e18d4e6c9df9e9f5544572b0bfe92a39673f74ecbfc3859b46cedb2f5b2dee
+
+# Apache-2.0; cite Kaushik et al. 2020.
+cad cad-imdb https://raw.githubusercontent.com/acmi-lab/counterfactually-augmented-data/master/sentiment/combined/paired/
+train_paired.tsv 3179425 7ac50ca3d70890f80e11ee59955cdbfc43f26b5078d0603717817ab224d2af18
+dev_paired.tsv 466175 4c2d8a70cbce23eba27fb1f0bb5043cf044811912435cf8d10c3ea6fc7a51363
+test_paired.tsv 907811 9534b20850205c59015b313983cae7afb31c54c04ffcbd19cea7f1bce5011275
+
+# Free for research; cite Kim 2014 and the authors of each set.
+sentences sentences https://raw.githubusercontent.com/harvardnlp/sent-conv-torch/master/data/
+TREC.test.all 19479 92a6a3cede5678b447ef5f1d7ec474134fcda211e6590e6fa627b4a2c68e4566
+TREC.train.all 292402 c8183fd8c2a5cc4a9a1c56548d7c6410a8b71ed7843df9ef1f0a05cd7cf2fb3e
+custrev.all 374094 a3839a79bd3285177a07158c6104b49038a7a06ab2abe897734cde5d22e5e325
+stsa.binary.dev 94400 02fedc82855dbdcabe82c65ed1af6c6570788eaac51073cdb35ee8c7784426d1
+stsa.binary.test 193562 6a80dc9b9a0db2d3b37f2f809304febad31c90ab67a5b4157b7d9f881c53ef5b
+stsa.binary.train 738844 71c04bcc41291fa47454dd670df701b14ee9249156babeaac404cfe2c8d74338
+subj.all 1320246 f3ffbe2aa8e4f3ba3e63e46dce51613854edbca122fb3aa758b9bce047ded23c
+
+# Apache-2.0; cite Devlin et al. 2019.
+bert bert-uncased https://huggingface.co/google-bert/bert-base-uncased/resolve/main/
+vocab.txt 231508 07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3
+"""
+
+
+def _published() -> dict[str, Source]:
+    found = {}
+    for block in _PUBLISHED.strip().split("\n\n"):
+        _, header, *lines = block.splitlines()
+        name, folder, base = header.split()
+        files = (line.split() for line in lines)
+        remotes = tuple(Remote(base + file, int(size), sha256) for file, size, sha256 in files)
+        found[name] = Source(name, folder, remotes)
+    return found
+
+
+SOURCES = _published()
+
+
+def data_root(folder: str | Path | None = None) -> Path:
+    """Return the folder of all data sets: the argument, $MIRRORHEAD_DATA, or the cache's data/."""
+    if folder is None:
+        folder = os.environ.get("MIRRORHEAD_DATA") or cache_root() / "data"
+    return Path(folder).expanduser()
+
+
+def cache_root() -> Path:
+    """Return the folder of remakeable files: $MIRRORHEAD_CACHE or the user's cache folder."""
+    named = os.environ.get("MIRRORHEAD_CACHE")
+    return Path(named).expanduser() if named else user_cache_path("mirrorhead")
+
+
+def published_sha256(name: str, file: str) -> str:
+    """Return the checksum of a data set's file, for sets that are published as plain files."""
+    return next(remote.sha256 for remote in SOURCES[name].remotes if remote.name == file)
+
+
+def locate(name: str, folder: str | Path | None = None, *, download: bool = False) -> Path:
+    """Return the folder of one data set; with `download` it is downloaded if missing."""
+    if name not in SOURCES:
+        raise ValueError(f"name must be one of {', '.join(SOURCES)}, got {name!r}")
+    source, root = SOURCES[name], data_root(folder)
+    path = root / source.folder
+    if path.is_dir():
+        return path
+    if download:
+        return fetch_source(source, root)
+    raise DataError(
+        f"{name}: there is no folder {path}. Put {source.folder}/ there as its authors publish it"
+        f" ({', '.join(remote.url for remote in source.remotes)}), or set MIRRORHEAD_DATA to the"
+        f' folder that has it, or have it fetched: mirrorhead_lab.datasets.download("{name}")'
+    )
+
+
+def download(name: str, folder: str | Path | None = None) -> Path:
+    """Download "imdb", "cifar10", "eraser", "cad", "sentences" or "bert", unless it is there."""
+    return locate(name, folder, download=True)
+
+
+def fetch_source(source: Source, root: Path, *, pause: float = 1.0) -> Path:
+    """Download a source's files, check them, and put them into `root`, all or none.
+
+    One process does it at a time. Another one waits, and finds the data set.
+    """
+    path, waiting = root / source.folder, root / f".mirrorhead-download-{source.name}"
+    lock = waiting.with_suffix(".lock")
+    root.mkdir(parents=True, exist_ok=True)
+    with FileLock(lock, poll_interval=0.5):
+        if not path.is_dir():
+            files = [
+                fetch(r.url, waiting / r.name, size=r.size, sha256=r.sha256, pause=pause)
+                for r in source.remotes
+            ]
+            if files[0].name.endswith(".tar.gz"):
+                extract(files[0], path)
+            else:
+                with new_folder(path, shared=True) as fresh:
+                    for file in files:
+                        shutil.copyfile(file, fresh / file.name)
+            shutil.rmtree(waiting, ignore_errors=True)
+        with suppress(OSError):  # Windows removes no open file
+            lock.unlink()
+    return path
+
+
+def fetch(
+    url: str, path: Path, *, size: int, sha256: str, attempts: int = 5, pause: float = 1.0
+) -> Path:
+    """Download `url` to `path`, and check its size and SHA-256 before it gets its name.
+
+    The part received so far is kept in `path` + ".part": after a lost connection, a crash or a
+    kill the next attempt asks the server for the rest (HTTP Range). `attempts` in a row that
+    receive nothing are an error. Only one process may fetch to a path at a time.
+    """
+    part = path.with_name(path.name + ".part")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        return path
+    with part.open("ab+") as file:
+        with ProgressBars({path.name: size}, "bytes") as bars:
+            _complete(url, file, size, attempts, pause, partial(bars.advance, path.name))
+        digest = hashlib.sha256()
+        file.seek(0)
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+        got = digest.hexdigest()
+        if got != sha256:
+            part.unlink()
+            raise DataError(
+                f"{url} has SHA-256 {got}, not {sha256}: the download is corrupted, or the"
+                " published file has changed. Nothing was kept; try again"
+            )
+        os.fsync(file.fileno())
+        os.replace(part, path)
+    sync(path.parent)
+    return path
+
+
+def extract(archive: Path, folder: Path) -> Path:
+    """Unpack the folder `folder.name` of a tar archive to `folder`, whole or not at all.
+
+    Only plain files and folders below that name are taken. A link, a device, an absolute
+    path or one with "..", and an archive that is cut short are errors.
+    """
+    with new_folder(folder, shared=True) as fresh:
+        room = MOST_BYTES
+        try:
+            with tarfile.open(archive) as tar:
+                for member in tar:
+                    top, *inner = _parts(member)
+                    if top != folder.name or not inner:  # metadata beside the folder, or itself
+                        continue
+                    target = fresh.joinpath(*inner)
+                    if member.isdir():
+                        target.mkdir(parents=True, exist_ok=True)
+                        continue
+                    room -= member.size
+                    if room < 0:
+                        raise DataError(f"{archive} unpacks to over {MOST_BYTES:,} bytes")
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    source = tar.extractfile(member)
+                    assert source is not None, "a plain file can be read"
+                    with source, target.open("xb") as file:
+                        shutil.copyfileobj(source, file)
+        except (tarfile.TarError, EOFError, OSError) as error:
+            raise DataError(f"{archive} cannot be unpacked: {error}") from error
+        if not any(fresh.iterdir()):
+            raise DataError(f"{archive} has no folder {folder.name}")
+    return folder
+
+
+def _parts(member: tarfile.TarInfo) -> tuple[str, ...]:
+    """The parts of a member's path, which must stay inside, of a plain file or a folder."""
+    path = PurePosixPath(member.name)
+    if path.is_absolute() or ".." in path.parts or "\\" in member.name or ":" in member.name:
+        raise DataError(f"the archive has {member.name!r}, which leads out of its folder")
+    if not (member.isreg() or member.isdir()):
+        raise DataError(f"the archive has {member.name!r}, which is a link or a device")
+    return path.parts or ("",)
+
+
+def _complete(
+    url: str, file: BinaryIO, size: int, attempts: int, pause: float, moved: Callable[[int], None]
+) -> None:
+    """Append to `file` until it has `size` bytes."""
+    failures = 0
+    have = file.seek(0, os.SEEK_END)
+    if have > size:
+        file.truncate(have := 0)
+    moved(have)
+    while have < size:
+        before, problem = have, "the connection ended early"
+        try:
+            _request(url, file, have, size, moved)
+        except urllib.error.HTTPError as error:
+            problem = f"the server says {error.code} {error.reason}"
+            if error.code in (401, 403, 404, 410):
+                raise DataError(f"{url}: {problem}") from error
+        except (OSError, http.client.HTTPException) as error:
+            problem = str(error) or type(error).__name__
+        have = file.seek(0, os.SEEK_END)
+        if have > size:
+            file.truncate(0)
+            raise DataError(f"{url} has more than the {size:,} bytes that it should have")
+        failures = 0 if have > before else failures + 1
+        if failures >= attempts:
+            raise DataError(
+                f"{url}: {problem}, {attempts} times; {have:,} of {size:,} bytes are kept"
+                " for the next try"
+            )
+        if have < size:
+            time.sleep(pause * 2**failures)
+
+
+def _request(url: str, file: BinaryIO, have: int, size: int, moved: Callable[[int], None]) -> None:
+    """Ask once for what is missing, and append what comes."""
+    request = urllib.request.Request(url, headers={"User-Agent": "mirrorhead"})
+    if have:
+        request.add_header("Range", f"bytes={have}-")
+    with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
+        sent = answer.headers.get("Content-Range", "")
+        resumed = answer.status == 206 and sent.startswith(f"bytes {have}-")
+        if have and not resumed:  # a server that sends all of it again
+            moved(-have)
+            file.truncate(have := 0)
+        while have <= size and (chunk := answer.read(CHUNK)):
+            file.write(chunk)
+            moved(len(chunk))
+            have += len(chunk)
+    file.flush()

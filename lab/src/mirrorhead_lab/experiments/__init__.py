@@ -1,0 +1,43 @@
+"""The paper's figures and theorems, each computed, drawn and judged.
+
+NAMES lists the experiments in the order of the report. Each is the object EXPERIMENT of the module
+of its name, which is imported when it is asked for, so that a list of them is cheap.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mirrorhead_lab.experiments.experiment import Experiment
+
+NAMES = (
+    *("example-1", "example-2", "figure-4", "figure-5"),
+    *("theorem-1", "theorem-2", "theorem-4", "theorem-5"),
+    *("cones", "initialization", "normalization", "acceleration"),
+    *("two-heads", "three-classes", "two-layers", "choose-p"),  # open questions
+)
+
+
+def load(name: str) -> Experiment[Any]:
+    """Return the experiment of that name; or your own, by the name of its module.
+
+    >>> load("example-1").title
+    'Example 1: the printed solution'
+    """
+    from mirrorhead_lab.experiments.experiment import Experiment
+
+    module = f"{__name__}.{name.replace('-', '_')}" if name in NAMES else name
+    unknown = ValueError(f"there is no experiment {name!r}; there are {', '.join(NAMES)}")
+    if not module or module.startswith("."):
+        raise unknown
+    try:
+        found = getattr(import_module(module), "EXPERIMENT", None)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module is there, something that it imports is not
+        raise unknown from None
+    if not isinstance(found, Experiment):
+        raise TypeError(f"{module} is not an experiment: it has no EXPERIMENT = Experiment(...)")
+    return found

@@ -1,0 +1,531 @@
+"""What the paper, and we, claim on real data, judged by one rule: `RULE` and `RULE_OF_BOTH`.
+
+A claim is a list of comparisons, each "this optimizer is above that one in this measure": the
+difference of their means over seeds, with Welch's 95 % interval. A comparison is as claimed if the
+whole interval is on the claimed side, the other way if the whole interval is on the other side, and
+otherwise not distinguishable. A claim does not hold if a primary comparison is the other way. It is
+not decided if none is, but not all are as claimed. Claims of the paper about larger models or
+longer training are then not seen at this scale.
+
+Table 1 and Figures 8 and 9 are judged in two regimes: stopped early, where validation chose the
+epoch, and trained to the end, as the paper trains. At equal training accuracy test accuracies are
+secondary, and interpolated (`Measures.test_accuracy_at`). A level that a run did not reach is left
+out, and the text says so. Test accuracy may fall on the way to 99.5 %, which favours runs that end
+below it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import fmean
+from typing import Any, get_args
+
+from mirrorhead_lab.evaluation.results import KINDS, ComparisonResults
+from mirrorhead_lab.findings.finding import Finding
+from mirrorhead_lab.findings.intervals import Interval, intervals_figure
+from mirrorhead_lab.findings.statistics import (
+    NOT_DECIDED,
+    Difference,
+    Outcome,
+    outcome,
+    welch,
+)
+from mirrorhead_lab.findings.table import Cell, Table, number, word
+from mirrorhead_lab.training.presets import PRESETS
+from mirrorhead_lab.verdicts import Verdict, Word, judge
+
+#: What "about as accurate" allows: a point of accuracy.
+MARGIN = 0.01
+#: Training accuracies at which test accuracies are compared; training to the end stops at the last.
+LEVELS = (0.95, 0.975, 0.995)
+END = LEVELS[-1]
+
+RULE = (
+    "Each comparison is between means over seeds. It is as claimed if Welch's 95 % interval of the"
+    " difference lies entirely on the claimed side. A claim holds if all its comparisons are as"
+    " claimed, and holds with a remark if every primary one is but a secondary one is not."
+    " Otherwise a claim of the paper about a larger model or longer training is not seen at this"
+    " scale. A claim about what was run here does not hold if a primary comparison is the other way"
+    " with its whole interval, and is not decided if none is."
+    f" About as accurate means less than {100 * MARGIN:g} point below."
+)
+
+RULE_OF_BOTH = (
+    " The verdicts here rest on these runs and on those that were stopped early: a claim holds if"
+    " it holds in both, holds with a remark if it holds at the end of training but not when stopped"
+    " early, and is otherwise not seen at this scale. If runs end below 99.5 % training accuracy,"
+    " it holds with a remark at best."
+)
+
+#: The remark where the runs of one regime are missing.
+END_ALONE = (
+    "The verdict rests on the end of training alone: results of runs stopped early are missing."
+)
+
+#: How what was run differs from what the paper ran, by preset.
+DIFFERENCES = {
+    "laptop": (
+        "The paper trains models of 384 dimensions with 3, 4 and 6 layers, at a constant rate,"
+        " until 99.5 % of the training reviews are right. This model has 64 dimensions and one"
+        " layer, and was trained for {epochs} epochs with a cosine schedule; validation chose the"
+        " epoch."
+    ),
+    "laptop-to-the-end": (
+        "The paper trains models of 384 dimensions with 3, 4 and 6 layers. This model has 64"
+        " dimensions and one layer. It was trained as the paper does, at a constant rate until"
+        " 99.5 % of the training reviews are right, but for at most {epochs} epochs, with batches"
+        " of 32 instead of 100 and gradients clipped at 1."
+    ),
+    "laptop-vit": (
+        "The paper trains a ViT of 512 dimensions with 6 layers for 1,000 epochs, to about 82 %."
+        " This one has 64 dimensions and 2 layers, and was trained for {epochs} epochs."
+    ),
+}
+#: What is said of a preset that is not among these and was cut short.
+CUT_SHORT = "The paper trains its models to the end. Here preset {preset} ran for {epochs} epochs."
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number of a run, how to write it, and whether the claim is that it is higher.
+
+    may_lack: whether runs may lack it; a comparison is then left out, and named.
+    """
+
+    name: str
+    of: Callable[[Any], float | None]
+    digits: int = 3
+    scale: float = 1.0
+    unit: str = ""
+    higher: bool = True
+    may_lack: bool = False
+
+    def signed(self, *values: float) -> tuple[str, ...]:
+        """Write differences in the measure's unit."""
+        return tuple(
+            f"{self.scale * value:+,.{self.digits}f}".replace("-", "−") for value in values
+        )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The claim that optimizer `one` is above `two` in a measure; it may be `margin` below.
+
+    primary: whether the claim it belongs to fails with it.
+    """
+
+    measure: Measure
+    one: str
+    two: str
+    primary: bool = True
+    margin: float = 0.0
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim on the runs of a study, and what it compares.
+
+    of_the_paper: whether the paper claims it, of its own models; else it is about these runs.
+    early: the claim's name in the comparison that was stopped early; see `judge_both`.
+    """
+
+    name: str
+    study: str
+    title: str
+    text: str
+    comparisons: tuple[Comparison, ...]
+    of_the_paper: bool = True
+    early: str = ""
+
+    @property
+    def sides(self) -> list[str]:
+        """The names of what it compares, each once."""
+        return list(dict.fromkeys(side for c in self.comparisons for side in (c.one, c.two)))
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A comparison with its numbers; `difference` is one - two as it is, whatever is claimed."""
+
+    asked: Comparison
+    one: float
+    two: float
+    difference: Difference
+    outcome: Outcome
+
+    @property
+    def interval(self) -> Interval:
+        """The comparison as a row of the claim's figure."""
+        asked, found = self.asked, self.difference
+        label = f"{asked.measure.name}: {asked.one} − {asked.two}"
+        numbers = (found.low, found.value, found.high)
+        return Interval(label, *numbers, asked.measure.higher, self.outcome)
+
+    def __str__(self) -> str:
+        """The measure and its difference, in words."""
+        measure, found = self.asked.measure, self.difference
+        value, low, high = measure.signed(found.value, found.low, found.high)
+        return f"{measure.name} {value}{measure.unit} ({low} to {high}), {self.outcome}"
+
+
+def compare(asked: Comparison, one: Sequence[float], two: Sequence[float]) -> Compared:
+    """Compute a comparison from the values of the runs."""
+    difference = welch(one, two)
+    claimed = difference if asked.measure.higher else welch(two, one)
+    found = outcome(claimed, asked.margin)
+    return Compared(asked, fmean(one), fmean(two), difference, found)
+
+
+def rule(compared: Sequence[Compared], measured: str, differs: str = "") -> Verdict:
+    """Return the verdict on a claim from its comparisons.
+
+    differs: how the runs differ from those that the claim is about.
+    """
+    missed = [c for c in compared if c.outcome != "as claimed"]
+    primary = [c.outcome for c in missed if c.asked.primary]
+    if primary:
+        if "the other way" in primary:
+            return judge(measured, False, differs=differs)
+        return judge(measured, None, NOT_DECIDED, differs=differs)
+    named = [
+        f"{c.asked.measure.name}, {c.asked.one} and {c.asked.two}, {c.outcome}" for c in missed
+    ]
+    return judge(measured, True, f"Not as claimed: {'; '.join(named)}." if named else "")
+
+
+def judge_claim(study: ComparisonResults, claim: Claim) -> Finding:
+    """Judge a claim for the report; one that lacks runs is not finished."""
+    seeds = " or ".join(map(str, sorted({len(one.runs) for one in study.trained})))
+    left_out = _left_out(study, claim)
+    found = judge_comparisons(
+        claim,
+        partial(_values, study),
+        command=study.command,
+        docs=("results", {"cifar10": "cifar-10"}.get(study.name, study.name)),
+        about=f"{seeds} seeds for each optimizer. To make the runs:",
+        differs=_differs(study) if claim.of_the_paper else "",
+    )
+    short = _short_of_the_end(study, claim) if study.to_the_end else ""
+    remark = f"{left_out}{short}".strip()  # means without the runs that diverged flatter
+    if found.verdict is None or not remark:
+        return found
+    return replace(found, verdict=with_remark(found.verdict, remark))
+
+
+def judge_comparisons(
+    claim: Claim,
+    values: Callable[[str, Measure], Sequence[float]],
+    left_out: str = "",
+    differs: str = "",
+    **about: Any,
+) -> Finding:
+    """Judge a claim by the rule.
+
+    values: a measure of each run of one side; a ValueError says why there are none.
+    left_out: what is not in the means; differs: as in `rule`; about: more of the finding.
+    """
+    finding = Finding(name=claim.name, title=claim.title, claim=claim.text, **about)
+    compared, lacking = [], []
+    for asked in claim.comparisons:
+        try:
+            one, two = (values(name, asked.measure) for name in (asked.one, asked.two))
+            compared.append(compare(asked, one, two))
+        except ValueError as error:
+            if not asked.measure.may_lack:
+                return replace(finding, failure=f"cannot be judged: {error}")
+            lacking.append(f" {str(error)[0].upper()}{str(error)[1:]}.")
+    measured = describe(compared) + "".join(dict.fromkeys(lacking)) + left_out
+    verdict = rule(compared, measured, differs)
+    title = f"{claim.title}: differences of means and their 95 % intervals"
+    figure = intervals_figure(claim.name, title, [c.interval for c in compared])
+    table = comparison_table(claim.name, compared)
+    return replace(finding, verdict=verdict, figure=figure, comparisons=table)
+
+
+def claims_of(study: ComparisonResults) -> list[Claim]:
+    """The claims on this study's data set."""
+    return [claim for claim in CLAIMS if claim.study == study.name]
+
+
+def judge_study(
+    study: ComparisonResults, studies: Sequence[ComparisonResults] = ()
+) -> list[Finding]:
+    """Judge all claims on a study; those on training to the end together with `studies`."""
+    found = []
+    for claim in claims_of(study):
+        finding = judge_claim(study, claim)
+        other = next((s for s in studies if claim.early and s.name == study.data), None)
+        if finding.verdict is not None and claim.early and other is None:
+            finding = replace(finding, verdict=with_remark(finding.verdict, END_ALONE))
+        if other is not None:
+            early = next(c for c in claims_of(other) if c.name == claim.early)
+            finding = judge_both(judge_claim(other, early), finding)
+        found.append(finding)
+    return found
+
+
+def judge_both(early: Finding, end: Finding) -> Finding:
+    """Return the finding of training to the end, with a verdict that rests on both regimes."""
+    if end.verdict is None:
+        return end
+    if early.verdict is None:
+        why = f"cannot be judged in both regimes: stopped early, it {early.failure}"
+        return replace(end, verdict=None, failure=why)
+    measured = (
+        f"To the end: {end.verdict.measured} Verdict: {end.verdict.word}."
+        f" Stopped early: {early.verdict.measured} Verdict: {early.verdict.word}."
+    )
+    verdict = replace(end.verdict, measured=measured)
+    if verdict.word.startswith("holds") and not early.verdict.word.startswith("holds"):
+        verdict = with_remark(verdict, "As claimed at the end of training only.")
+    return replace(end, verdict=verdict)
+
+
+def _differs(study: ComparisonResults) -> str:
+    """Say how the runs differ from the paper's; the paper's own settings do not, run in full."""
+    text = DIFFERENCES.get(study.preset, "")
+    whole = PRESETS[study.preset].training.epochs if study.preset in PRESETS else math.inf
+    if not text and study.epochs < whole:
+        text = CUT_SHORT
+    return text.format(preset=study.preset, epochs=study.epochs)
+
+
+def with_remark(verdict: Verdict, remark: str) -> Verdict:
+    """Return the verdict with one more remark, so that it holds with a remark at best."""
+    word: Word = "holds with a remark" if verdict.word == "holds" else verdict.word
+    return Verdict(verdict.measured, word, f"{verdict.remark} {remark}".strip())
+
+
+def _values(study: ComparisonResults, name: str, measure: Measure) -> list[float]:
+    """Return the measure of each run of an optimizer; a ValueError says what is missing."""
+    optimizer = next((one for one in study.optimizers if one.name == name), None)
+    if optimizer is None:
+        raise ValueError(f"{study.name} has no runs of {name}")
+    if optimizer.chosen is None:
+        raise ValueError(f"{name} has no runs: every learning rate diverged")
+    if len(optimizer.runs) < 2:
+        raise ValueError(f"an interval needs at least 2 runs, {name} has {len(optimizer.runs)}")
+    values = [value for value in optimizer.values(measure.of) if value is not None]
+    if len(values) < len(optimizer.runs):
+        why = "has not come so far" if measure.may_lack else "has none, for all its weights are 0"
+        raise ValueError(f"{measure.name}: a run of {name} {why}")
+    return values
+
+
+def _left_out(study: ComparisonResults, claim: Claim) -> str:
+    """Say which seeds diverged: they are not in the means."""
+    return "".join(
+        f"Left out because they diverged: seeds {', '.join(map(str, one.diverged))} of {one.name}. "
+        for one in study.optimizers
+        if one.name in claim.sides and one.diverged
+    )
+
+
+def _short_of_the_end(study: ComparisonResults, claim: Claim) -> str:
+    """Say which optimizers have runs that end below 99.5 % training accuracy."""
+    found = []
+    for one in study.trained:
+        ends = one.values(lambda run: run.train_accuracy)
+        below = [end for end in ends if end < END]
+        if one.name in claim.sides and below:
+            lowest = f"{100 * min(below):.1f} %"
+            found.append(f"{len(below)} of {len(ends)} of {one.name}, the lowest at {lowest}")
+    return f"Runs that end below 99.5 % training accuracy: {'; '.join(found)}." if found else ""
+
+
+def describe(compared: Sequence[Compared]) -> str:
+    """Say what was measured: all of a few comparisons; of many, the primary and the failed ones."""
+    few = len(compared) <= 4
+    shown: dict[tuple[str, str], list[Compared]] = {}
+    for c in compared:
+        if few or c.asked.primary or c.outcome != "as claimed":
+            shown.setdefault((c.asked.one, c.asked.two), []).append(c)
+    lines = [f"{one} minus {two}: {'; '.join(map(str, cs))}" for (one, two), cs in shown.items()]
+    left = len(compared) - sum(map(len, shown.values()))
+    lines += [f"{left} further comparison{'s' * (left > 1)} as claimed"] if left else []
+    return ". ".join(lines) + "."
+
+
+def comparison_table(name: str, compared: Sequence[Compared]) -> Table:
+    """Return the comparisons of a claim, one per row."""
+    columns = ("Measure", "Claimed", "First", "Second", "Difference", "95 % interval", "Outcome")
+    secondary = any(not c.asked.primary for c in compared)
+    note = "The outcome of a secondary comparison is in brackets." if secondary else ""
+    return Table(f"{name}-comparisons", "Comparisons", columns, tuple(map(_row, compared)), note)
+
+
+def _row(c: Compared) -> tuple[Cell, ...]:
+    asked, measure, found = c.asked, c.asked.measure, c.difference
+    sign, allowed = (">", "−") if measure.higher else ("<", "+")
+    claimed = f"{asked.one} {sign} {asked.two}"
+    if asked.margin:
+        claimed += f" {allowed} {measure.scale * asked.margin:g}"
+    value, low, high = measure.signed(found.value, found.low, found.high)
+    said = c.outcome if asked.primary else f"({c.outcome})"
+    return (
+        word(measure.name),
+        word(claimed),
+        *(number(measure.scale * mean, measure.digits) for mean in (c.one, c.two)),
+        Cell(value, measure.scale * found.value),
+        Cell(f"{low} to {high}", measure.scale * found.low),
+        Cell(said, get_args(Outcome).index(c.outcome)),
+    )
+
+
+#: An accuracy, in points.
+_accuracy = partial(Measure, digits=2, scale=100, unit=" points")
+ACCURACY = _accuracy("test accuracy", lambda run: run.test_accuracy)
+
+
+def _pruned(share: float) -> Measure:
+    name = f"accuracy with {100 * share:g} % pruned"
+    return _accuracy(name, lambda run: run.measures.pruned[share])
+
+
+def _at_equal_training(share: float) -> Measure:
+    name = f"test accuracy at {100 * share:g} % training accuracy"
+    return _accuracy(name, lambda run: run.measures.test_accuracy_at(share), may_lack=True)
+
+
+def _weights(index: str, kind: str, *, higher: bool = True) -> Measure:
+    names = {"large": "weights ≥ 0.06", "gini": "Gini index", "hoyer": "Hoyer index"}
+    return Measure(
+        f"{names[index]} of {kind[0].upper()}",
+        lambda run: getattr(run.measures.weights[kind], index),
+        digits=0 if index == "large" else 3,
+        higher=higher,
+    )
+
+
+def _attention(part: str, split: str, index: str = "auprc") -> Measure:
+    sets = {"eraser": "ERASER", "cad": "counterfactual edits"}
+    indices = {"auprc": "AUPRC of attention", "mass": "attention on edits"}
+    return Measure(
+        f"{sets[part]} {split}, {indices[index]}",
+        lambda run: getattr(getattr(run.measures, part)[split]["attention"], index),
+    )
+
+
+def _order(best: str, middle: str, last: str) -> tuple[Comparison, ...]:
+    return (
+        Comparison(ACCURACY, best, last),
+        Comparison(ACCURACY, best, middle),
+        Comparison(ACCURACY, middle, last, primary=False),
+    )
+
+
+def _selects(one: str, *others: str) -> tuple[Comparison, ...]:
+    first = (_attention("eraser", "test"), _attention("cad", "test"))
+    second = (_attention("eraser", "val"), _attention("cad", "dev"))
+    second += (_attention("cad", "test", "mass"),)
+    return tuple(
+        Comparison(m, one, two, primary=m in first) for two in others for m in (*first, *second)
+    )
+
+
+def _prunes(one: str, two: str, *, primary: bool = True) -> tuple[Comparison, ...]:
+    return (
+        Comparison(ACCURACY, one, two, primary, MARGIN),
+        Comparison(_pruned(0.9), one, two, primary),
+        Comparison(_pruned(0.95), one, two, primary=False),
+    )
+
+
+_EARLY = (
+    Claim(
+        "table-1", "imdb", "Table 1: p = 1.1 generalises best",
+        "A review classifier trained on IMDb by mirror descent with $p = 1.1$ is more accurate on"
+        " test data than one trained with $p = 2$, which is gradient descent, and than one trained"
+        " with $p = 3$ (Section 4, Table 1). And $p = 3$ is better than $p = 2$ (Table 1, models"
+        " of 3 and 4 layers, not 6).",
+        _order("MD p=1.1", "MD p=3", "MD p=2"),
+    ),
+    Claim(
+        "table-1-momentum", "imdb", "Table 1, when p = 2 may use momentum",
+        "The order of Table 1 stays the same when gradient descent, $p = 2$, has momentum 0.9."
+        " (The paper compares without momentum.)",
+        _order("MD p=1.1", "MD p=3", "SGD, momentum"),
+    ),
+    Claim(
+        "figure-8", "imdb", "Figure 8: p = 1.1 has sparser weights",
+        "Trained on IMDb with $p = 1.1$, the attention weights $W_K$, $W_Q$ and $W_V$ have fewer"
+        " entries of size 0.06 and above than with $p = 2$, and are sparser (Appendix H.3,"
+        " Figure 8).",
+        (
+            *(Comparison(_weights("large", k, higher=False), "MD p=1.1", "MD p=2") for k in KINDS),
+            *(
+                Comparison(_weights(index, kind), "MD p=1.1", "MD p=2", primary=False)
+                for index in ("gini", "hoyer")
+                for kind in KINDS
+            ),
+        ),
+    ),
+    Claim(
+        "token-selection", "imdb", "Figure 9: p = 1.1 selects the right tokens",
+        "Attention trained with $p = 1.1$ finds the words that decide whether a review is positive"
+        " better than attention trained with $p = 2$, gradient descent (Section 4 and Appendix"
+        " H.3; Figure 9 shows five sentences). Here these are the words that people marked, or"
+        " edited to flip the label.",
+        _selects("MD p=1.1", "MD p=2"),
+    ),
+    Claim(
+        "token-selection-others", "imdb", "Token selection against p = 3 and AdamW",
+        "Attention trained with $p = 1.1$ finds these words better than attention trained with"
+        " $p = 3$ and with AdamW. (Not in the paper, which compares with gradient descent.)",
+        _selects("MD p=1.1", "MD p=3", "AdamW"),
+        of_the_paper=False,
+    ),
+    Claim(
+        "imdb-pruning", "imdb", "Beyond the paper: weights that can be pruned",
+        "On IMDb, MirrorAdam with $p = 1.1$ is about as accurate as AdamW, and more accurate when"
+        " the smallest 90 % of every weight matrix are set to 0, without retraining; $p = 1.5$"
+        " too.",
+        (
+            *_prunes("MirrorAdam p=1.1", "AdamW"),
+            *_prunes("MirrorAdam p=1.5", "AdamW", primary=False),
+        ),
+        of_the_paper=False,
+    ),
+    Claim(
+        "figure-11", "cifar10", "ViT: as accurate as Adam, and sparser",
+        "On CIFAR-10 a vision transformer (ViT) trained by mirror descent with $p = 1.1$ is about"
+        " as accurate as one trained with Adam, and its attention weights are sparser (Figure 11"
+        " of the paper's later version).",
+        (
+            Comparison(ACCURACY, "MD p=1.1", "AdamW", margin=MARGIN),
+            *(Comparison(_weights("gini", kind), "MD p=1.1", "AdamW") for kind in KINDS),
+            *(Comparison(_weights("hoyer", k), "MD p=1.1", "AdamW", primary=False) for k in KINDS),
+        ),
+    ),
+    Claim(
+        "cifar10-pruning", "cifar10", "Beyond the paper: a ViT that can be pruned",
+        "On CIFAR-10, MirrorAdam with $p = 1.1$ is about as accurate as AdamW, and more accurate"
+        " when the smallest 90 % of every weight matrix are set to 0, without retraining.",
+        _prunes("MirrorAdam p=1.1", "AdamW"),
+        of_the_paper=False,
+    ),
+)  # fmt: skip
+
+
+def _to_the_end(claim: Claim) -> Claim:
+    """Return the same claim about training to the end; Table 1 also at equal training accuracy."""
+    more = [
+        Comparison(_at_equal_training(level), c.one, c.two, primary=False)
+        for level in (LEVELS if claim.name == "table-1" else ())
+        for c in claim.comparisons
+    ]
+    return replace(
+        claim,
+        name=f"{claim.name}-to-the-end",
+        study="imdb-to-the-end",
+        title=f"{claim.title}, in both regimes",
+        comparisons=(*claim.comparisons, *more),
+        early=claim.name,
+    )
+
+
+_AGAIN = ("table-1", "figure-8", "token-selection")
+CLAIMS = (*_EARLY, *(_to_the_end(claim) for claim in _EARLY if claim.name in _AGAIN))

@@ -1,0 +1,275 @@
+"""A run's folder: which files are in it, which run it belongs to, and reading it back.
+
+    settings.json     everything that decides the result; the folder belongs to these settings
+    preset.json       data set and model, from which `load_run` builds the model again
+    log.jsonl         one line for every event
+    checkpoints/      the last states, to resume from
+    best.safetensors  weights of the epoch with the best validation accuracy, or of the last epoch
+                      if the settings choose that one
+    milestones/       weights after the first epoch that reached a training accuracy
+    result.json       the outcome; there exactly if the run has finished, and then the truth
+    test.json         loss and accuracy of the best weights on the test set
+    mirrorhead.lock   held by the process that trains
+
+A folder that is neither empty nor a run is refused before anything in it is changed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load
+from torch import nn
+
+from mirrorhead._files import is_temporary, remove_leftovers, sha256_of, write_json
+from mirrorhead_lab.models import TextSettings, ViTSettings
+from mirrorhead_lab.runtime.errors import RunError
+from mirrorhead_lab.runtime.json_files import from_plain, read_bytes, read_json
+from mirrorhead_lab.training.presets import Preset
+from mirrorhead_lab.training.settings import TrainSettings
+
+SETTINGS, PRESET, BEST, RESULT = "settings.json", "preset.json", "best.safetensors", "result.json"
+LOCK = "mirrorhead.lock"
+DATA = ("examples", "validation")  # the fingerprints in settings.json
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended. `epochs` has the losses and accuracies of each epoch.
+
+    `sha256` is the checksum of best.safetensors; runs of older versions have none.
+    """
+
+    best_epoch: int
+    best_accuracy: float
+    stopped_early: bool
+    epochs: tuple[dict[str, float], ...]
+    sha256: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.best_epoch <= len(self.epochs):
+            raise ValueError(f"best_epoch is {self.best_epoch}, of {len(self.epochs)} epochs")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run: its folder, its settings, and the model with the weights of its best epoch."""
+
+    folder: Path
+    preset: Preset
+    model: nn.Module
+
+
+def check_run_folder(folder: Path) -> dict[str, Any] | None:
+    """Return the settings of the run in a folder; None if the folder is new or empty.
+
+    Anything else is a RunError. Nothing is changed.
+    """
+    try:
+        names = set(os.listdir(folder))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RunError(f"{folder} cannot hold a run: {error.strerror}") from error
+    if SETTINGS in names:
+        settings = read_json(folder / SETTINGS, dict[str, Any])
+        if "arithmetic" not in settings:
+            raise RunError(f"{folder / SETTINGS} is not of a run: choose a new or empty folder")
+        return settings
+    # A run that was killed before it wrote its settings, by this version or an older one.
+    own = {LOCK, PRESET, "sweep.lock"}
+    if PRESET in names:
+        _read_preset(folder)
+    if own & names:
+        own |= {"lock", "checkpoints"}
+    if foreign := sorted(name for name in names - own if not is_temporary(name)):
+        raise RunError(
+            f"{folder} is not empty and holds no run (it has {foreign[0]!r}):"
+            " choose a new or empty folder"
+        )
+    return None
+
+
+def locked_run(folder: Path, *, wait: bool = False) -> AbstractContextManager[None]:
+    """Make the folder of a run and hold its lock; see `locked_folder`."""
+    check_run_folder(folder)
+    return locked_folder(folder, wait=wait)
+
+
+@contextmanager
+def locked_folder(folder: Path, *, wait: bool = False) -> Iterator[None]:
+    """Make the folder and hold its lock, which ends with the process.
+
+    Other machines see the lock if they share the file system and it has locks, as NFS does. While
+    another process holds it, `wait`, or a BlockingIOError is raised.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / LOCK
+    try:
+        lock = FileLock(path, timeout=-1 if wait else 0, poll_interval=0.5).acquire()
+    except Timeout:
+        raise BlockingIOError(f"{folder} is in use by another process") from None
+    except OSError as error:
+        why = f"the file system cannot lock files ({error.strerror})"
+        raise OSError(error.errno, why, str(path)) from error
+    with lock:  # which releases it
+        yield
+
+
+def claim(folder: Path, about: dict[str, Any], *, write: bool) -> None:
+    """Check that the folder belongs to the run that `about` describes, or make it so.
+
+    Leftovers of a killed process are removed, once the folder is known to be this run's.
+    """
+    there = check_run_folder(folder)
+    for key, value in about.items():
+        old = value if there is None else there.get(key)
+        if old != value and not (key in DATA and _same_data(old, value)):
+            raise RunError(
+                f"{folder} holds a run with other settings: {key} is {old!r} there,"
+                f" {value!r} here. Choose another folder"
+            )
+    if write:
+        if there is None:
+            write_json(folder / SETTINGS, about)
+        (folder / "checkpoints").mkdir(exist_ok=True)
+        remove_leftovers(folder, r"(settings|preset|result)\.json|best\.safetensors|log\.jsonl")
+        remove_leftovers(folder / "checkpoints", r"step-\d+")
+        remove_leftovers(folder / "milestones", r"[\d.]+\.safetensors")
+
+
+def data_matches(settings: dict[str, Any], prints: tuple[str, str]) -> bool:
+    """Whether the run with these settings was trained on data with these fingerprints."""
+    return all(_same_data(settings.get(key), new) for key, new in zip(DATA, prints, strict=True))
+
+
+def _same_data(old: object, new: str) -> bool:
+    # Older versions wrote fingerprints without the part about the inputs.
+    return isinstance(old, str) and (old == new or new.startswith(f"{old}; inputs"))
+
+
+def milestone_path(folder: Path, share: float) -> Path:
+    """Return the file with the weights after the first epoch of that training accuracy.
+
+    >>> milestone_path(Path("run"), 0.975).name
+    '0.975.safetensors'
+    """
+    return folder / "milestones" / f"{share:g}.safetensors"
+
+
+def describe_run(folder: str | Path, chosen: Preset) -> None:
+    """Write what `load_run` needs to build the run's model again."""
+    path = Path(folder) / PRESET
+    if not path.exists():
+        write_json(path, dataclasses.asdict(chosen))
+
+
+def read_outcome(folder: Path) -> Outcome | None:
+    """Return the outcome of a finished run; None if it has not finished."""
+    path, remedy = folder / RESULT, "Delete it, and the run resumes from its last checkpoint"
+    return read_json(path, Outcome, remedy) if path.exists() else None
+
+
+def load_run(folder: str | Path) -> Run:
+    """Read a run that `mirrorhead train` or a sweep has made; the model is in evaluation mode."""
+    folder = Path(folder)
+    for name in (PRESET, BEST):
+        if not (folder / name).is_file():
+            raise RunError(
+                f"{folder} has no {name}: give the folder of a run that `mirrorhead train` or"
+                " `mirrorhead sweep` made, with at least one epoch done"
+            )
+    chosen = _read_preset(folder)
+    model = chosen.build()
+    load_best(folder, model)
+    return Run(folder, chosen, model.eval())
+
+
+@dataclass(frozen=True)
+class SavedWeights:
+    """Weights at one moment of a run; without a file, those that it began with."""
+
+    run: Run
+    name: str
+    epoch: int | None
+    train_accuracy: float | None
+    path: Path | None
+
+    def load_into(self, model: nn.Module) -> None:
+        """Load them into a model of the run's preset."""
+        if self.path is None:
+            torch.manual_seed(self.run.preset.training.seed)  # as in `complete_run`
+            model.load_state_dict(self.run.preset.build().state_dict())
+        else:
+            _load_weights(self.path, model, self.path.read_bytes())
+
+
+def weights_along(run: Run) -> list[SavedWeights]:
+    """Return what a run kept, in order: its first weights, those at milestones, the chosen ones."""
+    outcome, folder = read_outcome(run.folder), run.folder
+    paths = {m: milestone_path(folder, m) for m in run.preset.training.milestones}
+    there = [(f"milestone {m:g}", path) for m, path in sorted(paths.items()) if path.is_file()]
+    found = [SavedWeights(run, "before training", 0, None, None)]
+    for name, path in [*there, ("chosen weights", folder / BEST)]:
+        epoch = _epoch_of(path)
+        accuracy = None
+        if outcome is not None and epoch is not None and epoch <= len(outcome.epochs):
+            accuracy = outcome.epochs[epoch - 1]["train_accuracy"]
+        if epoch is None or epoch != found[-1].epoch:  # an epoch may pass several milestones
+            found.append(SavedWeights(run, name, epoch, accuracy, path))
+    return found
+
+
+def _epoch_of(path: Path) -> int | None:
+    """Return the epoch that a file of weights is of, if it says so."""
+    try:
+        with safe_open(path, "pt") as file:
+            epoch = (file.metadata() or {}).get("epoch")
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"{path} cannot be read as weights: {error}") from error
+    return int(epoch) if epoch is not None and epoch.isdecimal() else None
+
+
+def load_best(folder: Path, model: nn.Module) -> None:
+    """Load the weights that the run kept; their checksum is compared with the finished run's."""
+    path, outcome = folder / BEST, read_outcome(folder)
+    content = read_bytes(path)
+    if outcome and outcome.sha256 and sha256_of(content) != outcome.sha256:
+        raise RunError(
+            f"{path} is damaged: its SHA-256 is not the one in {RESULT}. Delete {RESULT} and"
+            " checkpoints/ to train the run again"
+        )
+    _load_weights(path, model, content)
+
+
+def _load_weights(path: Path, model: nn.Module, content: bytes) -> None:
+    try:
+        model.load_state_dict(load(content))
+    except (SafetensorError, ValueError, RuntimeError) as error:
+        first = str(error).splitlines()[0]
+        raise RunError(f"{path} cannot be read as the weights of this run: {first}") from error
+
+
+@dataclass(frozen=True)
+class _StoredPreset:
+    """A preset as it is written; the data say which class the model's settings are."""
+
+    data: Literal["imdb", "cifar10"]
+    model: dict[str, Any]
+    training: TrainSettings
+
+
+def _read_preset(folder: Path) -> Preset:
+    path = folder / PRESET
+    stored = read_json(path, _StoredPreset)
+    kind = TextSettings if stored.data == "imdb" else ViTSettings
+    return Preset(stored.data, from_plain(stored.model, kind, str(path)), stored.training)

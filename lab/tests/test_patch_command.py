@@ -1,0 +1,95 @@
+"""`mirrorhead patch`: the commands end to end on small files, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mirrorhead_lab.cli.main import main
+from patch_cases import same_bits, sharded_folder, small_state, tuned_from
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """base.safetensors, tuned.safetensors, and base/ and tuned/ in two shards."""
+    monkeypatch.chdir(tmp_path)
+    base = small_state()
+    tuned = tuned_from(base) | {"head.weight": torch.randn(2, 4)}
+    for name, state in (("base", base), ("tuned", tuned)):
+        save_file(state, f"{name}.safetensors")
+        sharded_folder(tmp_path / name, state)
+    return tmp_path
+
+
+def run(command: str) -> int:
+    return main(["patch", *command.split()])
+
+
+def test_make_apply_revert_info(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("make base tuned --keep 0.1 --whole head.* -o p.safetensors") == 0
+    printed = capsys.readouterr().out
+    assert "layer.0" in printed and "patch: p.safetensors" in printed
+    assert run("apply base p.safetensors -o patched --verify") == 0
+    assert "verified to the bit" in capsys.readouterr().out
+    assert run("apply patched p.safetensors -o twice") == 2
+    assert "already patched with this patch" in capsys.readouterr().err
+    assert run("revert patched p.safetensors -o again --verify") == 0
+    for part in ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"):
+        assert same_bits(load_file(files / "again" / part), load_file(files / "base" / part))
+    assert run("info p.safetensors --largest 2") == 0
+    assert capsys.readouterr().out.count("->") == 2
+
+
+def test_json(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = "make base.safetensors tuned.safetensors --count 5 --whole head.* -o p --json"
+    assert run(command) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["changed"] == 5 + 8 and made["bytes"] == (files / "p").stat().st_size
+    assert made["tensors"]["head.weight"]["new"]
+    assert run("info p --json") == 0
+    assert json.loads(capsys.readouterr().out) == made
+    assert run("apply base.safetensors p -o out --verify --json") == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "out": "out", "what": "patched", "verified": True,
+    }  # fmt: skip
+
+
+def test_merge(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for count in (3, 9):
+        assert run(f"make base tuned --count {count} --whole head.* -o {count}") == 0
+    assert run("merge 3 9 --method ties --without head.* --base base -o both") == 0
+    assert "head" not in capsys.readouterr().out.rpartition("Patch(")[2]
+    assert run("apply base both -o patched --verify") == 0
+    # Without the base there are no hashes to verify with, and nothing is written.
+    assert run("merge 3 9 --without head.* -o unhashed") == 0
+    assert run("apply base unhashed -o other --verify") == 2
+    assert "it was merged without a base" in capsys.readouterr().err
+    assert not (files / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("make base tuned -o p", "name it in `whole`"),
+        ("make base tuned --keep 2 -o p", "keep must be above 0 and at most 1, got 2.0"),
+        ("make base nothing -o p", "nothing does not exist"),
+        ("make base tuned -o base.safetensors", "exists; give the path of a new file"),
+        ("apply base base.safetensors -o p", "is not a patch"),
+        ("apply base nothing -o p", "nothing"),
+        ("info p --largest -1", "--largest must be at least 0"),
+        ("merge one -o p", "give at least two patches, got 1"),
+    ],
+)
+def test_wrong_use_is_one_line(
+    command: str, message: str, files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(files.iterdir())
+    assert run(command) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("mirrorhead: ") and error.count("\n") == 1
+    assert message in error
+    assert sorted(files.iterdir()) == before

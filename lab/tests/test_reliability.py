@@ -1,0 +1,396 @@
+"""Nothing that a user has is removed or changed; damage is noticed; errors are one line."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from data_slices import VOCABULARY, make_cifar10
+from mirrorhead._files import remove_leftovers, write_atomically
+from mirrorhead_lab.cli.main import main
+from mirrorhead_lab.datasets import DataError, Texts, encode, fingerprint, load_tokenizer
+from mirrorhead_lab.datasets.encoded import wordpiece
+from mirrorhead_lab.training import RunError, TrainSettings, load_run, train
+from mirrorhead_lab.training.checkpoints import checkpoints
+from mirrorhead_lab.training.loggers import JsonLines
+from run_cases import make_slices, make_text_run
+from training_cases import Task, run, small_model, weights
+
+
+def content(folder: Path) -> dict[str, bytes | None]:
+    """All files of a folder, byte for byte; None for a folder."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def small_train(folder: Path) -> None:
+    train(small_model(), Task(20), Task(20), TrainSettings(epochs=1), folder)
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    run(folder)
+    return folder
+
+
+@pytest.fixture
+def trained(finished_run: Path, tmp_path: Path) -> Path:
+    """A finished run of two epochs, to be damaged."""
+    return shutil.copytree(finished_run, tmp_path / "finished" / "run")
+
+
+# --- a user's files -----------------------------------------------------------------------------
+
+
+def user_files(folder: Path) -> None:
+    (folder / ".git").mkdir(parents=True)
+    (folder / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
+    (folder / ".env").write_text("SECRET=1\n")
+    (folder / ".ssh").mkdir()
+    (folder / "lock").write_text("mine")
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "step-by-step.md").write_text("a text")
+    (folder / "checkpoints" / ".hidden").write_text("a text")
+
+
+def test_a_folder_that_is_not_a_run_is_refused_and_left_alone(tmp_path: Path) -> None:
+    user_files(tmp_path / "project")
+    before = content(tmp_path)
+    with pytest.raises(RunError, match="is not empty and holds no run"):
+        small_train(tmp_path / "project")
+    assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize("settings", ['{"editor.fontSize": 12}', "[]", "3", "", "{"])
+def test_settings_of_another_program_are_not_a_run(tmp_path: Path, settings: str) -> None:
+    (tmp_path / "settings.json").write_text(settings)
+    (tmp_path / ".env").write_text("SECRET=1\n")
+    before = content(tmp_path)
+    with pytest.raises(RunError, match=r"settings\.json is"):
+        small_train(tmp_path)
+    assert content(tmp_path) == before
+
+
+def test_files_of_a_user_in_the_folder_of_a_run_stay(trained: Path) -> None:
+    ours = content(trained)
+    shutil.move(trained / "checkpoints", trained / "kept")
+    user_files(trained)
+    for path in (trained / "kept").iterdir():
+        shutil.move(path, trained / "checkpoints")
+    (trained / "kept").rmdir()
+    (trained / "result.json").unlink()  # so that it trains, and removes old checkpoints
+    shutil.rmtree(checkpoints(trained / "checkpoints")[-1])
+    theirs = set(content(trained)) - set(ours)
+    before = content(trained)
+    run(trained)
+    after = content(trained)
+    assert {name: after[name] for name in theirs} == {name: before[name] for name in theirs}
+    assert "lock" in theirs and "checkpoints/step-by-step.md" in theirs
+
+
+def test_a_refused_folder_of_another_run_is_left_alone(trained: Path) -> None:
+    (trained / ".env").write_text("SECRET=1\n")
+    (trained / ".mirrorhead-tmp-abcdefgh-result.json").write_text("{")
+    before = content(trained)
+    with pytest.raises(RunError, match="other settings: epochs"):
+        run(trained, epochs=3)
+    assert content(trained) == before
+
+
+def test_leftovers_are_known_by_their_names(tmp_path: Path) -> None:
+    keep = [".git", ".result.json.tmp", ".mirrorhead-tmp-", ".mirrorhead-tmp-abcdefgh-other.json"]
+    for name in [*keep, ".mirrorhead-tmp-abcdefgh-result.json"]:
+        (tmp_path / name).write_text("")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "a").write_text("")
+    (tmp_path / ".mirrorhead-tmp-12345678-result.json").symlink_to(tmp_path / "outside")
+    remove_leftovers(tmp_path, r"result\.json")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*keep, "outside"])
+    assert (tmp_path / "outside" / "a").exists()
+
+
+def test_the_results_file_does_not_replace_another(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "thesis.tex").write_text("a thesis")
+    assert main(["collect", str(tmp_path), "--out", str(tmp_path / "thesis.tex")]) == 2
+    assert "thesis.tex" in capsys.readouterr().err
+    assert (tmp_path / "thesis.tex").read_text() == "a thesis"
+
+
+# --- finished runs ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", ["model.safetensors", "state.json", "last gone", "all gone"])
+def test_the_result_of_a_finished_run_does_not_depend_on_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, damage: str
+) -> None:
+    make_cifar10(tmp_path, per_file=10)
+    monkeypatch.setenv("MIRRORHEAD_DATA", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    arguments = "train cifar10 --optimizer sgd --lr 0.01 --epochs 2 --partial --out run"
+    line = arguments.split()
+    assert main(line) == 0
+    told = capsys.readouterr().out
+    saved = checkpoints(Path("run/checkpoints"))
+    if damage == "all gone":
+        shutil.rmtree("run/checkpoints")
+    elif damage == "last gone":
+        shutil.rmtree(saved[-1])
+    else:
+        (saved[-1] / damage).write_bytes(b"")
+    result = Path("run/result.json").read_bytes()
+    assert main(line) == 0
+    assert capsys.readouterr().out == told
+    assert Path("run/result.json").read_bytes() == result
+
+
+def test_weights_after_the_last_epoch_are_not_made_up(trained: Path) -> None:
+    shutil.rmtree(checkpoints(trained / "checkpoints")[-1])
+    with pytest.raises(RunError, match="without its last checkpoint"):
+        run(trained)
+
+
+@pytest.mark.slow
+def test_runs_of_the_first_version_are_read_and_resumed(trained: Path) -> None:
+    """They have no checksums, and fingerprints without inputs."""
+    expected = weights(trained)
+    settings = json.loads((trained / "settings.json").read_text())
+    for key in ("examples", "validation"):
+        settings[key] = settings[key].partition(";")[0]
+    (trained / "settings.json").write_text(json.dumps(settings))
+    result = json.loads((trained / "result.json").read_text())
+    (trained / "result.json").unlink()
+    shutil.rmtree(checkpoints(trained / "checkpoints")[-1])
+    for path in checkpoints(trained / "checkpoints"):
+        state = json.loads((path / "state.json").read_text())
+        del state["sha256"], state["run"]["best_sha256"]
+        (path / "state.json").write_text(json.dumps(state))
+    (trained / "lock").write_text("")
+    _, outcome = run(trained)
+    assert outcome.best_epoch == result["best_epoch"]
+    assert weights(trained)["model.safetensors"] == expected["model.safetensors"]
+    del result["sha256"]
+    (trained / "result.json").write_text(json.dumps(result))
+    assert run(trained)[1].best_accuracy == result["best_accuracy"]
+
+
+# --- damage -------------------------------------------------------------------------------------
+
+
+def flip(path: Path, place: int = -7) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json"])
+def test_one_changed_bit_of_a_checkpoint_is_noticed(trained: Path, name: str) -> None:
+    (trained / "result.json").unlink()
+    path = checkpoints(trained / "checkpoints")[-1] / name
+    if name == "state.json":
+        path.write_text(path.read_text().replace('"batch": 0', '"batch": 1'))
+    else:
+        flip(path)
+    with pytest.raises(RunError, match=rf"{name} is damaged.*Delete .*step-"):
+        run(trained)
+
+
+@pytest.mark.parametrize("state", ["[]", "3", "{}", '{"format": 1}', "\xff", ""])
+def test_a_state_of_another_kind_is_refused(trained: Path, state: str) -> None:
+    (trained / "result.json").unlink()
+    (checkpoints(trained / "checkpoints")[-1] / "state.json").write_bytes(state.encode("latin-1"))
+    with pytest.raises(RunError, match=r"state\.json is damaged"):
+        run(trained)
+
+
+def test_changed_best_weights_are_noticed(tmp_path: Path, trained: Path) -> None:
+    flip(trained / "best.safetensors")
+    (trained / "result.json").unlink()
+    with pytest.raises(RunError, match=r"best\.safetensors has been damaged"):
+        run(trained)
+    folder = make_text_run(tmp_path / "run")
+    sha256 = "0" * 64
+    outcome = {"best_epoch": 1, "best_accuracy": 0.5, "stopped_early": False, "epochs": [{}]}
+    (folder / "result.json").write_text(json.dumps({**outcome, "sha256": sha256}))
+    with pytest.raises(RunError, match=r"best\.safetensors is damaged"):
+        load_run(folder)
+
+
+def test_a_log_that_was_cut_is_continued_and_a_strange_one_refused(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    event = json.dumps({"kind": "step", "step": 1, "epoch": 0}) + "\n"
+    for last in ("", "3", '{"kind": "st', "[]"):  # without a line break: cut by a kill
+        path.write_text(event + last)
+        JsonLines(path, 5)
+        assert path.read_text() == event
+    for line in ("3\n", "[]\n", "{}\n", '{"step": "x", "kind": "step"}\n', "x\n"):
+        path.write_text(line + event)
+        with pytest.raises(RunError, match=r"log\.jsonl, line 1 is not an event"):
+            JsonLines(path, 5)
+        assert path.read_text() == line + event
+
+
+def test_a_shortened_vocabulary_is_refused(tmp_path: Path) -> None:
+    make_slices(tmp_path)
+    with pytest.raises(DataError, match=r"vocab\.txt is not the published data"):
+        load_tokenizer(tmp_path)
+    assert load_tokenizer(tmp_path, partial=True).get_vocab_size() == len(VOCABULARY)
+
+
+@pytest.mark.parametrize("name", ["ids.u16", "starts.npy", "labels.npy", "about.json"])
+def test_a_changed_cache_of_encoded_texts_is_refused(tmp_path: Path, name: str) -> None:
+    texts = Texts(("a dull film", "a grand film"), np.array([0, 1]), ("a", "b"))
+    tokenizer = wordpiece(VOCABULARY)
+    encode(texts, tokenizer, tmp_path)
+    (folder,) = tmp_path.iterdir()
+    path = folder / name
+    original = path.read_bytes()
+    for changed in (original[:-2] + b"\x30\x75", b"", b"[]", original[:-3]):
+        path.write_bytes(changed)
+        with pytest.raises(DataError, match=r"is damaged .* delete"):
+            encode(texts, tokenizer, tmp_path)
+    path.write_bytes(original)
+    assert len(encode(texts, tokenizer, tmp_path)) == 2
+
+
+class Negated(Task):
+    def batch(self, indices: Any) -> tuple[Tensor, Tensor]:
+        x, y = super().batch(indices)
+        return -x, y
+
+
+class Augmented(Task):
+    def batch(self, indices: Any) -> tuple[Tensor, Tensor]:
+        x, y = super().batch(indices)
+        return x + torch.randint(5, x.shape), y
+
+
+def test_a_fingerprint_sees_the_inputs() -> None:
+    assert fingerprint(Task(20)) == fingerprint(Task(20)) != fingerprint(Negated(20))
+    random = fingerprint(Augmented(20))
+    assert random == fingerprint(Augmented(20)) and "inputs" not in random
+    state = torch.get_rng_state()
+    fingerprint(Augmented(20))
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_a_folder_belongs_to_its_inputs(tmp_path: Path) -> None:
+    small_train(tmp_path)
+    with pytest.raises(RunError, match="other settings: examples"):
+        train(small_model(), Negated(20), Task(20), TrainSettings(epochs=1), tmp_path)
+
+
+# --- the command line ---------------------------------------------------------------------------
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*result\.json'"):
+        write_atomically(tmp_path / "result.json", b"{}")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_in_training_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    make_cifar10(tmp_path, per_file=10)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        "mirrorhead_lab.training.loggers.JsonLines.__init__",
+        lambda self, *_: setattr(self, "path", Path("/dev/full")),
+    )
+    line = "train cifar10 --optimizer sgd --lr 0.1 --epochs 1 --partial --data . --out run"
+    assert main(line.split()) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error == "mirrorhead: /dev/full: No space left on device"
+
+
+def command(*arguments: str | bytes, **options: Any) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **options.pop("env", {})}
+    return subprocess.run(
+        [sys.executable, "-m", "mirrorhead_lab", *arguments], env=environment,
+        capture_output=True, text=True, check=False, **options,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_closed_pipe_is_silent() -> None:
+    program = (
+        "import subprocess, sys; reader = subprocess.Popen(['true'], stdin=subprocess.PIPE);"
+        "done = subprocess.run([sys.executable, '-m', 'mirrorhead_lab', '--help'],"
+        " stdout=reader.stdin, stderr=subprocess.PIPE, text=True);"
+        "reader.stdin = None; print(done.returncode, repr(done.stderr))"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environment,
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert done.stdout.strip() == "0 ''"
+
+
+def test_an_interrupt_while_importing_is_one_line(tmp_path: Path) -> None:
+    """Stands for a Ctrl-C at that moment: the module that is imported next raises it."""
+    (tmp_path / "tyro").mkdir()
+    (tmp_path / "tyro" / "__init__.py").write_text("raise KeyboardInterrupt\n")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = command("--help", env={"PYTHONPATH": path})
+    assert done.returncode == 130
+    assert done.stderr.startswith("mirrorhead: Interrupted") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_an_ascii_locale_is_enough(tmp_path: Path) -> None:
+    make_slices(tmp_path / "data")
+    folder = make_text_run(tmp_path / "run")
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    page = tmp_path / "page.html"
+    more = ["--data", str(tmp_path / "data"), "--partial"]
+    for output in ([], ["--html", str(page)]):
+        done = command(
+            "attention", str(folder), "caf\u00e9 was dull".encode(), *output, *more, env=ascii_only
+        )
+        assert done.returncode == 0, done.stderr
+    assert "\u2013" in page.read_text("utf-8") or page.stat().st_size > 1000
+    done = command("evaluate", str(folder), "--on", "weights", *more, env=ascii_only)
+    assert done.returncode == 0, done.stderr
+
+
+def test_unclear_arguments_of_attention_are_told(tmp_path: Path, capsys: Any) -> None:
+    folder = make_text_run(tmp_path / "run")
+    for arguments, message in [
+        (["dull", "--html", str(tmp_path)], f"--html {tmp_path} is a folder"),
+        ([b"\xff dull".decode("utf-8", "surrogateescape")], "SENTENCE is not valid UTF-8"),
+    ]:
+        assert main(["attention", str(folder), *arguments]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"mirrorhead: {message}") and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("seed", ["-1", str(2**63)])
+def test_a_wrong_seed_is_refused_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, seed: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MIRRORHEAD_DATA", str(tmp_path / "nowhere"))
+    assert main(["train", "cifar10", "--seed", seed]) == 2
+    assert "seed must be at least 0" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
