@@ -27,6 +27,9 @@ Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tenso
 Plan = StepPlan | CenteredPlan | CachedPlan
 
 _CENTER = 'center must be None, "init", a state dict or a list of tensors'
+_NUMBERS = ("p", "momentum", "betas", "eps", "weight_decay", "steps", "knee", "rms_floor")
+_COUNTS = {"step": torch.float32, "rms": torch.float64, "scale": torch.float64}
+_FOREIGN = ("differentiable", "capturable")  # options of torch's optimizers that ours do not have
 
 
 class MirrorOptimizer(Optimizer):
@@ -57,6 +60,7 @@ class MirrorOptimizer(Optimizer):
             raise TypeError(f"param_group must be a dict, got {type(param_group).__name__}")
         param_group.update(plain_numbers(param_group))
         self._check_group(len(self.param_groups), {**self.defaults, **param_group})
+        without_foreign(param_group)
         params = param_group["params"]
         params = param_group["params"] = [params] if isinstance(params, Tensor) else _listed(params)
         for entry in params:
@@ -101,8 +105,8 @@ class MirrorOptimizer(Optimizer):
         """Raise on the first option that has no meaning, naming it."""
         check_p(options["p"])
         lr = options["lr"]
-        if isinstance(lr, Tensor) and lr.numel() != 1:
-            raise ValueError(f"lr as a tensor must have one element, got shape {tuple(lr.shape)}")
+        if isinstance(lr, Tensor):
+            check_one_element("lr", lr)
         if not isinstance(lr, Tensor) or has_values(lr):
             check_number("lr", lr.item() if isinstance(lr, Tensor) else lr)
         check_number("weight_decay", options["weight_decay"])
@@ -127,6 +131,9 @@ class MirrorOptimizer(Optimizer):
             raise ValueError("keep_dual=False cannot be used with center, which needs its state")
         if options["foreach"] and options["fused"]:
             raise ValueError("foreach and fused cannot both be True: choose one implementation")
+        for name in _FOREIGN:
+            if options.get(name):
+                raise TypeError(f"{name}=True is not supported by {cls.__name__}: leave it out")
 
     # torch.compile(optimizer.step) would break the graph at every number that is read. Our own
     # kernels are compiled already, so the step runs as it is.
@@ -318,12 +325,12 @@ class MirrorOptimizer(Optimizer):
             return self._buffer(param, "dual", wide)
         if self._is_plain(group, param):
             return None
-        if "center" in self.state[param]:  # of steps before the group's center was set to None
+        if "center" in self.state.get(param, ()):  # of steps before the group's center was set to None
             self._drop_center(param)
         if not group["keep_dual"] or (group["p"] >= 2 and param.dtype == wide):
             return None
         name = "dual" if group["p"] < 2 else "wide"
-        if name not in self.state[param]:
+        if name not in self.state.get(param, ()):
             self._checksums.pop(param, None)
             # The C library finds zeros where the weights are not zero, and computes u itself.
             how = Implementation.chosen(group["foreach"], group["fused"]).on(local(param))
@@ -356,6 +363,7 @@ class MirrorOptimizer(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        without_foreign(self.defaults)  # torch adds differentiable
         self._checked, self._checksums, self._plans = {}, {}, {}
         self._centers = self.__dict__.get("_centers", {})
         for group in self.param_groups:
@@ -374,8 +382,12 @@ class MirrorOptimizer(Optimizer):
         final: dict[str, Any] = {}
 
         def check(_: Optimizer, loaded: dict[str, Any]) -> dict[str, Any]:
-            loaded = self._translated(loaded)
+            loaded = self._translated(_with_tensors(loaded))
+            groups = [plain_numbers(group) for group in loaded["param_groups"]]
+            loaded = {**loaded, "param_groups": groups}
             self._check_state_dict(loaded)
+            for group in groups:  # that an earlier round trip put there
+                without_foreign(group)
             final.update(loaded)
             return loaded
 
@@ -451,17 +463,59 @@ def _listed(params: Any) -> list[Any]:
         raise TypeError(
             f"params must be parameters, got the model {given}: give model.parameters()"
         )
+    if isinstance(params, (set, frozenset)):
+        raise TypeError(
+            f"params must be in ordered collections, such as lists, got a {type(params).__name__}:"
+            " its order changes from run to run, and state would go to other parameters"
+        )
     return list(params)
 
 
+def without_foreign(options: dict[str, Any]) -> None:
+    """Take out options of torch's optimizers that mean nothing here; True has been refused."""
+    for name in _FOREIGN:
+        options.pop(name, None)
+
+
 def plain_numbers(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options with numpy's and other real numbers as Python's own."""
-    plain = {
-        name: int(value) if isinstance(value, Integral) else float(value)
-        for name, value in options.items()
-        if is_number(value)
-    }
-    return {**options, **plain}
+    """Return the options with numpy's and other real numbers as Python's own.
+
+    Tensors of one element become numbers too, but for lr: schedulers with tensors as bounds set
+    momentum and betas as tensors.
+    """
+    taken = {name: x for name, x in options.items() if name in _NUMBERS or is_number(x)}
+    return {**options, **{name: _plain(name, x) for name, x in taken.items()}}
+
+
+def _plain(name: str, value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        numbers = [_plain(f"{name}[{i}]", x) for i, x in enumerate(value)]
+        same = all(one is other for one, other in zip(numbers, value, strict=True))
+        return value if same else numbers if isinstance(value, list) else tuple(numbers)
+    if isinstance(value, Tensor) and value.is_floating_point() and has_values(value):
+        check_one_element(name, value)
+        return value.item()
+    if not is_number(value) or type(value) in (int, float):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
+
+
+def _with_tensors(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Return a checkpoint with numbers of its state as tensors: old ones of torch have none."""
+    state = {}
+    for index, entry in state_dict["state"].items():
+        state[index] = dict(entry)
+        for name in _COUNTS.keys() & entry.keys():
+            if isinstance(value := entry[name], Tensor):
+                continue
+            check_number(f"state_dict: {name!r} of parameter {index}", value)
+            state[index][name] = torch.tensor(float(value), dtype=_COUNTS[name], device="cpu")
+    return {**state_dict, "state": state}
+
+
+def check_one_element(name: str, value: Tensor) -> None:
+    if value.numel() != 1:
+        raise ValueError(f"Tensor {name} must be 1-element, got shape {tuple(value.shape)}")
 
 
 def check_number(name: str, value: Any, below: float = math.inf, positive: bool = False) -> None:

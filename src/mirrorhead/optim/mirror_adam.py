@@ -176,7 +176,7 @@ class MirrorAdam(MirrorOptimizer):
         groups, decays = [], []
         for k, saved in enumerate(state_dict["param_groups"]):
             if "p" in saved:
-                groups.append({"knee": None, **saved} if "betas" in saved else saved)
+                groups.append({**saved, "knee": saved.get("knee")} if "betas" in saved else saved)
                 continue
             if not {"betas", "eps", "amsgrad"} <= saved.keys() or k >= len(self.param_groups):
                 groups.append(saved)

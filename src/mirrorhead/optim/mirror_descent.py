@@ -70,7 +70,7 @@ class MirrorDescent(MirrorOptimizer):
     def __init__(
         self,
         params: Params,
-        lr: float | Tensor,
+        lr: float | Tensor = 1e-3,
         p: float = 1.1,
         momentum: float = 0,
         weight_decay: float = 0,
