@@ -115,7 +115,7 @@ def _info(cls: type[Optimizer]) -> OptimizerInfo:
         own = [
             ErrorOptimizerInput(
                 OptimizerInput(params=None, kwargs=kwargs, desc=text),  # pyright: ignore[reportArgumentType]
-                error_type=error,
+                error_type=error,  # pyright: ignore[reportArgumentType]
                 error_regex=text,
             )
             for kwargs, error, text in BAD[cls.__name__]

@@ -42,7 +42,8 @@ every_case = pytest.mark.parametrize(
 
 
 def build(info: OptimizerInfo, params: Any, kwargs: Kwargs) -> Optimizer:
-    return info.optim_cls(params, **deepcopy(kwargs))  # pyright: ignore[reportCallIssue]
+    cls: Any = info.optim_cls
+    return cls(params, **deepcopy(kwargs))
 
 
 def parameters(dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
@@ -82,6 +83,7 @@ def test_every_exported_optimizer_is_tested() -> None:
     [
         pytest.param(info, error, id=f"{info.name} {error.optimizer_error_input.desc}")
         for info in INFOS
+        if info.optim_error_inputs_func
         for error in info.optim_error_inputs_func("cpu", torch.float32)
     ],
 )
@@ -164,8 +166,8 @@ def test_the_loss_goes_the_right_way(info: OptimizerInfo, kwargs: Kwargs, contig
 
     first = closure().item()
     for _ in range(20):
-        loss = optimizer.step(closure)
-        assert isinstance(loss, torch.Tensor) and loss.requires_grad
+        loss: Any = optimizer.step(closure)  # pyright: ignore[reportArgumentType, reportCallIssue]
+        assert loss.requires_grad
     assert (closure().item() > first) == kwargs.get("maximize", False)
 
 
@@ -299,6 +301,7 @@ def test_no_gradient_moves_nothing_and_zero_gradients_only_decay(
 def test_gradients_are_not_changed(info: OptimizerInfo, kwargs: Kwargs) -> None:
     params = parameters()
     optimizer = build(info, params, kwargs)
+    grads = []
     for step in range(3):
         set_gradients(params, step)
         grads = [param.grad for param in params]
@@ -413,9 +416,7 @@ def test_a_step_that_is_a_plain_number_loads(
     expected, reference = trained(info, kwargs)
     params, optimizer = trained(info, kwargs)
     optimizer.load_state_dict(plain(deepcopy(optimizer.state_dict())))
-    for one, other in zip(params, expected, strict=True):
-        got, held = (some.get(one_) for some, one_ in ((optimizer.state, one), (reference.state, other)))
-        assert_same(got, held)
+    assert_same(optimizer.state_dict()["state"], reference.state_dict()["state"])
     for some, one in ((params, optimizer), (expected, reference)):
         set_gradients(some, 3)
         one.step()
@@ -449,7 +450,7 @@ def test_a_step_that_is_no_number_is_refused(bad: Any) -> None:
     optimizer.step()
     saved = deepcopy(optimizer.state_dict())
     saved["state"][1]["step"] = bad
-    with pytest.raises(TypeError, match="'step'.*must be a number"):
+    with pytest.raises(TypeError, match=r"'step'.*must be a number"):
         optimizer.load_state_dict(saved)
 
 
@@ -472,7 +473,7 @@ def test_checkpoints_with_and_without_names(info: OptimizerInfo) -> None:
 
 @every_info
 def test_hooks_are_called_in_order(info: OptimizerInfo) -> None:
-    params, optimizer = trained(info, {})
+    _, optimizer = trained(info, {})
     calls: list[str] = []
 
     def hook(name: str) -> Callable[..., None]:
@@ -521,19 +522,20 @@ def test_groups_may_be_empty_and_differ(info: OptimizerInfo) -> None:
     for param in params:
         param.grad = torch.zeros_like(param)
     optimizer.step()
-    assert float(params[0].detach().norm()) < float(before[0].norm())
+    assert params[0].norm() < before[0].norm()
     assert_same(params[2:], before[2:])
     by_load_state_dict(optimizer).step()
 
 
 @every_info
 def test_the_default_lr_is_that_of_torch(info: OptimizerInfo) -> None:
-    assert info.optim_cls(parameters()).defaults["lr"] == torch.optim.SGD(parameters()).defaults["lr"]  # pyright: ignore[reportAttributeAccessIssue, reportCallIssue]
+    theirs = torch.optim.SGD(parameters()).defaults["lr"]
+    assert build(info, parameters(), {}).defaults["lr"] == theirs
 
 
 @every_case
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
-def test_two_distributed_checkpoints_load_one_after_the_other(
+def test_a_distributed_checkpoint_loads_twice(
     info: OptimizerInfo, kwargs: Kwargs, tmp_path: Any
 ) -> None:
     torch.manual_seed(0)
@@ -547,18 +549,18 @@ def test_two_distributed_checkpoints_load_one_after_the_other(
         optimizer.step()
         return [param.detach().clone() for param in model.parameters()]
 
-    for k in range(2):
-        train()
-        weights, state = get_state_dict(model, optimizer)
-        save({"model": weights, "optimizer": state}, checkpoint_id=tmp_path / str(k), no_dist=True)
-        straight = train()
+    train()
+    weights, state = get_state_dict(model, optimizer)
+    save({"model": weights, "optimizer": state}, checkpoint_id=tmp_path, no_dist=True)
+    straight = [train(), train()]
+    for _ in range(2):
         weights, state = get_state_dict(model, optimizer)
         saved = {"model": weights, "optimizer": state}
-        load(saved, checkpoint_id=tmp_path / str(k), no_dist=True)
+        load(saved, checkpoint_id=tmp_path, no_dist=True)
         set_state_dict(
             model,
             optimizer,
             model_state_dict=saved["model"],
             optim_state_dict=saved["optimizer"],
         )
-        assert_same(train(), straight)
+        assert_same([train(), train()], straight)

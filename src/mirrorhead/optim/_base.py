@@ -325,7 +325,7 @@ class MirrorOptimizer(Optimizer):
             return self._buffer(param, "dual", wide)
         if self._is_plain(group, param):
             return None
-        if "center" in self.state.get(param, ()):  # of steps before the group's center was set to None
+        if "center" in self.state.get(param, ()):  # the group's center is None now
             self._drop_center(param)
         if not group["keep_dual"] or (group["p"] >= 2 and param.dtype == wide):
             return None
