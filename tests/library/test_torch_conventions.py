@@ -409,8 +409,8 @@ def test_a_step_that_is_a_plain_number_loads(
 ) -> None:
     def plain(saved: dict[str, Any]) -> dict[str, Any]:
         for state in saved["state"].values():
-            for name in {"step", "rms", "scale"} & state.keys():
-                state[name] = kind(state[name]) if name == "step" else float(state[name])
+            if "step" in state:
+                state["step"] = kind(state["step"])
         return saved
 
     expected, reference = trained(info, kwargs)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from numbers import Integral
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mirrorhead._checks import is_number
 from mirrorhead.optim._cached_plan import CachedPlan, can_be_kept, identical, option_values
 from mirrorhead.optim._centered import CenteredPlan, first_scale, like_param, matched_centers
 from mirrorhead.optim._native import Checksums
+from mirrorhead.optim._options import (
+    FOREIGN,
+    check_number,
+    check_one_element,
+    plain_numbers,
+    with_tensors,
+    without_foreign,
+)
 from mirrorhead.optim._param_state import has_values, zeros_like_param
 from mirrorhead.optim._sharded import all_finite, all_true, local, local_gradient
 from mirrorhead.optim._step import Group, Implementation, StepPlan, dither_of, wide_dtype
@@ -27,9 +32,6 @@ Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tenso
 Plan = StepPlan | CenteredPlan | CachedPlan
 
 _CENTER = 'center must be None, "init", a state dict or a list of tensors'
-_NUMBERS = ("p", "momentum", "betas", "eps", "weight_decay", "steps", "knee", "rms_floor")
-_COUNTS = {"step": torch.float32, "rms": torch.float64, "scale": torch.float64}
-_FOREIGN = ("differentiable", "capturable")  # options of torch's optimizers that ours do not have
 
 
 class MirrorOptimizer(Optimizer):
@@ -131,7 +133,7 @@ class MirrorOptimizer(Optimizer):
             raise ValueError("keep_dual=False cannot be used with center, which needs its state")
         if options["foreach"] and options["fused"]:
             raise ValueError("foreach and fused cannot both be True: choose one implementation")
-        for name in _FOREIGN:
+        for name in FOREIGN:
             if options.get(name):
                 raise TypeError(f"{name}=True is not supported by {cls.__name__}: leave it out")
 
@@ -367,6 +369,7 @@ class MirrorOptimizer(Optimizer):
         self._checked, self._checksums, self._plans = {}, {}, {}
         self._centers = self.__dict__.get("_centers", {})
         for group in self.param_groups:
+            without_foreign(group)  # that earlier versions saved
             for name, value in {**self.defaults, "step": 0}.items():
                 group.setdefault(name, value)
             if group["center"] is not None and "reach" not in group:
@@ -382,12 +385,10 @@ class MirrorOptimizer(Optimizer):
         final: dict[str, Any] = {}
 
         def check(_: Optimizer, loaded: dict[str, Any]) -> dict[str, Any]:
-            loaded = self._translated(_with_tensors(loaded))
+            loaded = self._translated(with_tensors(loaded))
             groups = [plain_numbers(group) for group in loaded["param_groups"]]
             loaded = {**loaded, "param_groups": groups}
             self._check_state_dict(loaded)
-            for group in groups:  # that an earlier round trip put there
-                without_foreign(group)
             final.update(loaded)
             return loaded
 
@@ -469,60 +470,3 @@ def _listed(params: Any) -> list[Any]:
             " its order changes from run to run, and state would go to other parameters"
         )
     return list(params)
-
-
-def without_foreign(options: dict[str, Any]) -> None:
-    """Take out options of torch's optimizers that mean nothing here; True has been refused."""
-    for name in _FOREIGN:
-        options.pop(name, None)
-
-
-def plain_numbers(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options with numpy's and other real numbers as Python's own.
-
-    Tensors of one element become numbers too, but for lr: schedulers with tensors as bounds set
-    momentum and betas as tensors.
-    """
-    taken = {name: x for name, x in options.items() if name in _NUMBERS or is_number(x)}
-    return {**options, **{name: _plain(name, x) for name, x in taken.items()}}
-
-
-def _plain(name: str, value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        numbers = [_plain(f"{name}[{i}]", x) for i, x in enumerate(value)]
-        same = all(one is other for one, other in zip(numbers, value, strict=True))
-        return value if same else numbers if isinstance(value, list) else tuple(numbers)
-    if isinstance(value, Tensor) and value.is_floating_point() and has_values(value):
-        check_one_element(name, value)
-        return value.item()
-    if not is_number(value) or type(value) in (int, float):
-        return value
-    return int(value) if isinstance(value, Integral) else float(value)
-
-
-def _with_tensors(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint with numbers of its state as tensors: old ones of torch have none."""
-    state = {}
-    for index, entry in state_dict["state"].items():
-        state[index] = dict(entry)
-        for name in _COUNTS.keys() & entry.keys():
-            if isinstance(value := entry[name], Tensor):
-                continue
-            check_number(f"state_dict: {name!r} of parameter {index}", value)
-            state[index][name] = torch.tensor(float(value), dtype=_COUNTS[name], device="cpu")
-    return {**state_dict, "state": state}
-
-
-def check_one_element(name: str, value: Tensor) -> None:
-    if value.numel() != 1:
-        raise ValueError(f"Tensor {name} must be 1-element, got shape {tuple(value.shape)}")
-
-
-def check_number(name: str, value: Any, below: float = math.inf, positive: bool = False) -> None:
-    """Raise unless 0 <= value < below, or 0 < value if `positive`."""
-    if not is_number(value):
-        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
-    if not 0 <= float(value) < below or (positive and value == 0):
-        bound = "finite" if below == math.inf else f"less than {below:g}"
-        least = "greater than 0" if positive else "at least 0"
-        raise ValueError(f"{name} must be {least} and {bound}, got {value!r}")
