@@ -365,11 +365,11 @@ class MirrorOptimizer(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        without_foreign(self.defaults)  # torch adds differentiable
         self._checked, self._checksums, self._plans = {}, {}, {}
         self._centers = self.__dict__.get("_centers", {})
+        for options in (self.defaults, *self.param_groups):
+            without_foreign(options)  # torch adds one to the defaults, and so did we to the groups
         for group in self.param_groups:
-            without_foreign(group)  # that earlier versions saved
             for name, value in {**self.defaults, "step": 0}.items():
                 group.setdefault(name, value)
             if group["center"] is not None and "reach" not in group:
