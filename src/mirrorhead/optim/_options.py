@@ -51,7 +51,11 @@ def with_tensors(state_dict: dict[str, Any]) -> dict[str, Any]:
     state = {index: dict(entry) for index, entry in state_dict["state"].items()}
     for index, entry in state.items():
         if "step" in entry and not isinstance(step := entry["step"], Tensor):
-            check_number(f"state_dict: 'step' of parameter {index}", step)
+            if not is_number(step) or not 0 <= step < math.inf:
+                raise ValueError(
+                    f"state_dict holds 'step' for parameter {index}: it must be a finite number at"
+                    f" least 0, got {step!r}"
+                )
             entry["step"] = torch.tensor(float(step), dtype=torch.float32, device="cpu")
     return {**state_dict, "state": state}
 
