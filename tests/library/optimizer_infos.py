@@ -32,7 +32,8 @@ from torch.testing._internal.common_optimizers import (  # noqa: E402
 )
 
 hypothesis.settings.load_profile("before torch")
-torch.backends.__allow_nonbracketed_mutation_flag = True
+# torch.backends stands for the module that has the flag, so setting it there would not reach it.
+torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
 
 Kwargs = dict[str, Any]
 

@@ -73,6 +73,11 @@ def assert_same(got: Any, expected: Any) -> None:
     torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
 
 
+def test_torchs_database_leaves_the_flags_of_torch_free() -> None:
+    assert not torch.backends.flags_frozen()
+    torch.backends.mkldnn.enabled = torch.backends.mkldnn.enabled  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def test_every_exported_optimizer_is_tested() -> None:
     assert {mh.MirrorAdam, mh.MirrorDescent} <= set(EXPORTED)
     assert [info.optim_cls for info in INFOS] == EXPORTED
