@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from numbers import Integral
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mirrorhead._checks import is_number
 from mirrorhead.optim._cached_plan import CachedPlan, can_be_kept, identical, option_values
 from mirrorhead.optim._centered import CenteredPlan, first_scale, like_param, matched_centers
 from mirrorhead.optim._native import Checksums
+from mirrorhead.optim._options import (
+    FOREIGN,
+    check_number,
+    check_one_element,
+    plain_numbers,
+    with_tensors,
+    without_foreign,
+)
 from mirrorhead.optim._param_state import has_values, zeros_like_param
 from mirrorhead.optim._sharded import all_finite, all_true, local, local_gradient
 from mirrorhead.optim._step import Group, Implementation, StepPlan, dither_of, wide_dtype
@@ -57,6 +62,7 @@ class MirrorOptimizer(Optimizer):
             raise TypeError(f"param_group must be a dict, got {type(param_group).__name__}")
         param_group.update(plain_numbers(param_group))
         self._check_group(len(self.param_groups), {**self.defaults, **param_group})
+        without_foreign(param_group)
         params = param_group["params"]
         params = param_group["params"] = [params] if isinstance(params, Tensor) else _listed(params)
         for entry in params:
@@ -101,8 +107,8 @@ class MirrorOptimizer(Optimizer):
         """Raise on the first option that has no meaning, naming it."""
         check_p(options["p"])
         lr = options["lr"]
-        if isinstance(lr, Tensor) and lr.numel() != 1:
-            raise ValueError(f"lr as a tensor must have one element, got shape {tuple(lr.shape)}")
+        if isinstance(lr, Tensor):
+            check_one_element("lr", lr)
         if not isinstance(lr, Tensor) or has_values(lr):
             check_number("lr", lr.item() if isinstance(lr, Tensor) else lr)
         check_number("weight_decay", options["weight_decay"])
@@ -127,6 +133,9 @@ class MirrorOptimizer(Optimizer):
             raise ValueError("keep_dual=False cannot be used with center, which needs its state")
         if options["foreach"] and options["fused"]:
             raise ValueError("foreach and fused cannot both be True: choose one implementation")
+        for name in FOREIGN:
+            if options.get(name):
+                raise TypeError(f"{name}=True is not supported by {cls.__name__}: leave it out")
 
     # torch.compile(optimizer.step) would break the graph at every number that is read. Our own
     # kernels are compiled already, so the step runs as it is.
@@ -318,12 +327,12 @@ class MirrorOptimizer(Optimizer):
             return self._buffer(param, "dual", wide)
         if self._is_plain(group, param):
             return None
-        if "center" in self.state[param]:  # of steps before the group's center was set to None
+        if "center" in self.state.get(param, ()):  # the group's center is None now
             self._drop_center(param)
         if not group["keep_dual"] or (group["p"] >= 2 and param.dtype == wide):
             return None
         name = "dual" if group["p"] < 2 else "wide"
-        if name not in self.state[param]:
+        if name not in self.state.get(param, ()):
             self._checksums.pop(param, None)
             # The C library finds zeros where the weights are not zero, and computes u itself.
             how = Implementation.chosen(group["foreach"], group["fused"]).on(local(param))
@@ -358,6 +367,8 @@ class MirrorOptimizer(Optimizer):
         super().__setstate__(state)
         self._checked, self._checksums, self._plans = {}, {}, {}
         self._centers = self.__dict__.get("_centers", {})
+        for options in (self.defaults, *self.param_groups):
+            without_foreign(options)  # torch adds one to the defaults, and so did we to the groups
         for group in self.param_groups:
             for name, value in {**self.defaults, "step": 0}.items():
                 group.setdefault(name, value)
@@ -374,7 +385,9 @@ class MirrorOptimizer(Optimizer):
         final: dict[str, Any] = {}
 
         def check(_: Optimizer, loaded: dict[str, Any]) -> dict[str, Any]:
-            loaded = self._translated(loaded)
+            loaded = self._translated(with_tensors(loaded))
+            groups = [plain_numbers(group) for group in loaded["param_groups"]]
+            loaded = {**loaded, "param_groups": groups}
             self._check_state_dict(loaded)
             final.update(loaded)
             return loaded
@@ -451,24 +464,9 @@ def _listed(params: Any) -> list[Any]:
         raise TypeError(
             f"params must be parameters, got the model {given}: give model.parameters()"
         )
+    if isinstance(params, (set, frozenset)):
+        raise TypeError(
+            f"params must be in ordered collections, such as lists, got a {type(params).__name__}:"
+            " its order changes from run to run, and state would go to other parameters"
+        )
     return list(params)
-
-
-def plain_numbers(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options with numpy's and other real numbers as Python's own."""
-    plain = {
-        name: int(value) if isinstance(value, Integral) else float(value)
-        for name, value in options.items()
-        if is_number(value)
-    }
-    return {**options, **plain}
-
-
-def check_number(name: str, value: Any, below: float = math.inf, positive: bool = False) -> None:
-    """Raise unless 0 <= value < below, or 0 < value if `positive`."""
-    if not is_number(value):
-        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
-    if not 0 <= float(value) < below or (positive and value == 0):
-        bound = "finite" if below == math.inf else f"less than {below:g}"
-        least = "greater than 0" if positive else "at least 0"
-        raise ValueError(f"{name} must be {least} and {bound}, got {value!r}")

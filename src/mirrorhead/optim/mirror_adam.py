@@ -38,13 +38,14 @@ class MirrorAdam(MirrorOptimizer):
     times Adam's direction. Weights of size r and above move exactly as far as with AdamW, and
     smaller ones less. No weight moves further than with AdamW, so a learning rate that is safe
     with AdamW is safe for every p below 2. docs/optimizer.md has losses by p and learning rate.
-    A tensor that starts at zero (LoRA's second factor, biases) moves as with AdamW. p = 2 is
-    AdamW.
+    For p < 2 a tensor that starts at zero (LoRA's second factor, biases) moves as with AdamW,
+    whatever `knee` is. p = 2 is AdamW.
 
     Args:
         params: parameters, named parameters or groups; every option can differ by group.
         lr: learning rate, a number or a tensor of one element.
-        p: exponent of the norm, greater than 1.
+        p: exponent of the norm, greater than 1. The default is not `MirrorDescent`'s 1.1, which is
+            the paper's: this class replaces AdamW, and at 1.5 its accuracy on IMDb was AdamW's.
         betas: decay of the two moments.
         eps: added to the root of the second moment.
         weight_decay: decoupled, and applied to u. It acts up to 1/(p-1) times as strongly as
@@ -56,11 +57,13 @@ class MirrorAdam(MirrorOptimizer):
         steps: the number of steps at full learning rate, required with `center`. It is the length
             of the run for a constant rate, and half of it for linear or cosine decay, but at most
             about 8 times its root: in long runs no gradient keeps its sign.
-        knee: where the potential becomes quadratic, in units of r. None keeps the pure power
-            |w|^p. The larger a weight, the faster it then moves, and at p = 1.1 a learning rate
-            of 3e-3 can be too large.
+        knee: where the potential becomes quadratic, in units of r. The largest weights move by
+            about eta max(knee, 1)^(2-p). None keeps the pure power |w|^p. The larger a weight, the
+            faster it then moves, and at p = 1.1 a learning rate of 3e-3 can be too large. A tensor
+            with r < 1e-3 has its knee at r whatever is given: it has no typical size yet.
         rms_floor: the smallest r. The default is 1e-8 for p < 2, with which a tensor at zero
-            moves as with AdamW, and 1e-2 for p > 2.
+            moves as with AdamW, and 1e-2 for p > 2. From 1e-3 on, a tensor at zero has the knee
+            that is given; with `knee=None` it then moves by the pure power.
         maximize, foreach, fused, keep_dual, stochastic_rounding, error_if_nonfinite: as in
             `MirrorDescent`.
 
@@ -176,7 +179,7 @@ class MirrorAdam(MirrorOptimizer):
         groups, decays = [], []
         for k, saved in enumerate(state_dict["param_groups"]):
             if "p" in saved:
-                groups.append({"knee": None, **saved} if "betas" in saved else saved)
+                groups.append({**saved, "knee": saved.get("knee")} if "betas" in saved else saved)
                 continue
             if not {"betas", "eps", "amsgrad"} <= saved.keys() or k >= len(self.param_groups):
                 groups.append(saved)
@@ -259,6 +262,7 @@ def plan_adam(
         options: those of `StepPlan`.
     """
     plan = StepPlan(Method.ADAM, params, grads, stored, **options)
+    eps = max(eps, torch.finfo(torch.float32).tiny)  # 0/0 is not a number: no gradient, no step
     p, rate, centered = plan.p, plan.rate, plan.centered
     plan.plain = [i for i, w in enumerate(params) if is_adamw(p, w.dtype) and not centered]
 

@@ -32,8 +32,9 @@ class MirrorDescent(MirrorOptimizer):
 
     Args:
         params: parameters, named parameters or groups; every option can differ by group.
-        lr: learning rate, a number or a tensor of one element.
-        p: exponent of the norm, greater than 1.
+        lr: learning rate, a number or a tensor of one element. The default is that of SGD; the best
+            rate depends on p (docs/how-to-choose.md).
+        p: exponent of the norm, greater than 1. The default is the paper's.
         momentum: m <- momentum m + g, and d = m.
         weight_decay: decoupled, and applied to u. It acts about 1/(p-1) times as strongly as the
             same number in SGD: multiply your usual value by p - 1.
@@ -70,7 +71,7 @@ class MirrorDescent(MirrorOptimizer):
     def __init__(
         self,
         params: Params,
-        lr: float | Tensor,
+        lr: float | Tensor = 1e-3,
         p: float = 1.1,
         momentum: float = 0,
         weight_decay: float = 0,
