@@ -107,6 +107,10 @@ class MirrorDescent(MirrorOptimizer):
             return param.dtype  # as torch's SGD has it
         return super()._buffer_dtype(group, param)
 
+    def _needed_state(self, options: Group, param: Tensor, saved: dict[str, Any]) -> set[str]:
+        momentum = {"momentum_buffer"} if options["momentum"] else set()
+        return super()._needed_state(options, param, saved) | momentum
+
     def _plan(self, group: Group, params: list[Tensor], options: dict[str, Any]) -> StepPlan:
         finite = None
         if group["normalize"]:
@@ -116,7 +120,7 @@ class MirrorDescent(MirrorOptimizer):
         options["momentum_buffers"] = [None] * len(params)
         if group["momentum"]:
             options["momentum_buffers"] = self._buffers(group, params, "momentum_buffer")
-        options |= {name: group[name] for name in ("lr", "momentum", "nesterov")}
+        options |= {name: group[name] for name in ("momentum", "nesterov")}
         plan = plan_descent(**options)
         plan.finite = finite or plan.finite
         return plan
@@ -194,6 +198,11 @@ def plan_descent(
         # torch's fused SGD leaves the last elements of half-precision tensors undefined.
         full = all(w.dtype.itemsize >= 4 for w in weights)
         own = plan.torch_options(weights, clean, buffers, fusible=full)
+        if nesterov and own["foreach"]:  # torch adds the momentum to the gradients in place
+            clean = [
+                g.clone() if g is plan.grads[i] else g
+                for i, g in zip(plan.plain, clean, strict=True)
+            ]
         own |= {"momentum": momentum, "nesterov": nesterov, "dampening": 0, "weight_decay": 0}
         sgd(weights, clean, buffers, **own)
 
