@@ -114,7 +114,8 @@ def test_a_compiled_step_reads_no_number_but_the_flag(
         counted = lambda x, own=own, name=name: read.append(name) or own(x)  # noqa: E731
         monkeypatch.setattr(Tensor, name, counted)
     ends = []
-    for how in ({"fused": True}, {"foreach": False}):
+    implementations: list[dict[str, Any]] = [{"fused": True}, {"foreach": False}]
+    for how in implementations:
         generator = torch.Generator().manual_seed(0)
         params = [nn.Parameter(torch.randn(9, generator=generator)) for _ in range(8)]
         optimizer = cls(params, lr=0.02, error_if_nonfinite=False, **options, **how)
