@@ -49,10 +49,11 @@ class MirrorAdam(MirrorOptimizer):
         eps: added to the root of the second moment.
         weight_decay: decoupled, and applied to u. It acts up to 1/(p-1) times as strongly as
             AdamW's: multiply your usual value by p - 1.
-        center: None, "init" (the weights at the first step), or a state dict or list of tensors.
-            The potential is then that of w - center, so training stays close to the center in
-            the p-norm, and few weights change. `lr` is then the *reach*: how far a weight moves
-            in the whole run if its gradient never changes sign. See docs/optimizer.md.
+        center: None, "init" (the weights at the first step), or a state dict or list of tensors,
+            which are copied. The potential is then that of w - center, so training stays close to
+            the center in the p-norm, and few weights change. `lr` is then the *reach*: how far a
+            weight moves in the whole run if its gradient never changes sign. See
+            docs/optimizer.md.
         steps: the number of steps at full learning rate, required with `center`. It is the length
             of the run for a constant rate, and half of it for linear or cosine decay, but at most
             about 8 times its root: in long runs no gradient keeps its sign.
