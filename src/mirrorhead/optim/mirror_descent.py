@@ -40,8 +40,8 @@ class MirrorDescent(MirrorOptimizer):
         normalize: divide the gradient by its dual norm ||g||_q, q = p/(p-1), of each tensor
             ("tensor") or of the whole group ("global"). A zero gradient stays zero.
         center: None, "init" (the weights at the first step), or a state dict or list of tensors,
-            which are copied. The potential is then that of w - center: of all solutions, training tends to the
-            one closest to the center in the p-norm. See docs/optimizer.md.
+            which are copied. The potential is then that of w - center: of all solutions, training
+            tends to the one closest to the center in the p-norm. See docs/optimizer.md.
         nesterov: d = g + momentum m.
         maximize: maximize the objective instead of minimizing it.
         foreach: True for torch's foreach operations, False for a plain loop. The default is the
