@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mirrorhead.optim._native import WORDS, Checksums, Column, call_rows, packed_rows, packed_rule
-from mirrorhead.optim._param_state import number, waits
+from mirrorhead.optim._param_state import waits
 from mirrorhead.optim._sharded import is_sharded
 from mirrorhead.optim._step import Group, Implementation, StepPlan, dither_of
 
@@ -65,9 +65,9 @@ class CachedPlan:
         self.grads: list[Tensor] = []
         self.grad_dtypes = [one.grad.dtype for one in states]
 
-    def refreshed(self, group: Group, state: State, checksums: AllChecksums) -> bool:
+    def refreshed(self, group: Group, rate: float, state: State, checksums: AllChecksums) -> bool:
         """Make the plan that of the next step. Return False if anything else has changed."""
-        rate, params = number(group["lr"], missing=0.0), group["params"]
+        params = group["params"]
         if (  # one list after the other, which is quicker than tensor by tensor
             not identical(option_values(group, "lr"), self.options)
             or not identical(params, self.params)
