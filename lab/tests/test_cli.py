@@ -51,15 +51,6 @@ def test_wrong_use_is_one_line(
     assert not list(tmp_path.rglob("*.html"))
 
 
-@pytest.mark.parametrize("arguments", [["reproduce", "--trials", "x"], ["reproduce", "--onyl"], []])
-def test_unknown_options(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(arguments)
-    assert end.value.code == 2
-    printed = capsys.readouterr()
-    assert not printed.out and "Traceback" not in printed.err and "--help" in printed.err
-
-
 def reproduce(out: Path, *arguments: str) -> int:
     places = ["--out", str(out), "--results", str(out / "results")]
     return main(["reproduce", "--jobs", "1", *places, *arguments])

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from typing import Any
 
 from mirrorhead._version import __version__
@@ -73,18 +74,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    import tyro
-
     if arguments == ["--version"]:
         print(f"mirrorhead {__version__}")
         return 0
-    command: Any = tyro.extras.subcommand_cli_from_dict(
-        COMMANDS,
-        prog="mirrorhead",
-        description="Mirror descent for attention, and certificates for what it selects.",
-        args=arguments,
-    )
-    return command.run()
+    about = "Mirror descent for attention, and certificates for what it selects."
+    return parse(COMMANDS, "mirrorhead", about, arguments).run()
+
+
+def parse(commands: Mapping[str, Any], prog: str, about: str | None, words: list[str]) -> Any:
+    """Return the command that the words name, with its options.
+
+    Each command is parsed by a parser of its own, so that errors and suggestions are about it.
+    """
+    import tyro
+
+    if not words or words[0].startswith("-"):
+        return tyro.extras.subcommand_cli_from_dict(
+            dict(commands), prog=prog, description=about, args=words
+        )
+    name, *rest = words
+    if name not in commands:
+        near = get_close_matches(name, commands, n=1)
+        meant = f"did you mean {prog} {near[0]}?" if near else f"there are {', '.join(commands)}."
+        raise UserError(f"there is no command {name!r}; {meant} See {prog} --help")
+    command = commands[name]
+    if hasattr(command, "ACTIONS"):
+        return parse(command.ACTIONS, f"{prog} {name}", command.__doc__, rest)
+    return tyro.cli(command, prog=f"{prog} {name}", args=rest)
 
 
 def _fail(message: str) -> int:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from tyro.conf import OmitSubcommandPrefixes, Positional, arg, subcommand
+from tyro.conf import Positional, arg
 
 from mirrorhead_lab.cli.options import Flag, Json, option, user_errors
 from mirrorhead_lab.runtime.errors import UserError
@@ -155,16 +155,13 @@ class Merge:
 class Patch:
     """Ship what fine-tuning changed: make, apply, revert, inspect and merge patches."""
 
-    action: OmitSubcommandPrefixes[
-        Annotated[Make, subcommand("make")]
-        | Annotated[Apply, subcommand("apply")]
-        | Annotated[Revert, subcommand("revert")]
-        | Annotated[Info, subcommand("info")]
-        | Annotated[Merge, subcommand("merge")]
-    ]
-
-    def run(self) -> int:
-        return self.action.run()
+    ACTIONS: ClassVar[dict[str, Any]] = {
+        "make": Make,
+        "apply": Apply,
+        "revert": Revert,
+        "info": Info,
+        "merge": Merge,
+    }
 
 
 @contextmanager

@@ -23,7 +23,7 @@ class Train:
     """Train a classifier on IMDb or CIFAR-10 with mirror descent or another optimizer.
 
     Run the same command again to resume a run that was stopped. With several processes:
-    torchrun --nproc-per-node 2 -m mirrorhead train ...
+    torchrun --nproc-per-node 2 -m mirrorhead_lab train ...
     """
 
     task: Positional[Literal["imdb", "cifar10"]]
