@@ -76,7 +76,8 @@ class Tune:
 
         names = ("p", "reach", "epochs", "batch_size", "max_length", "seed")
         given: Any = {name: getattr(self, name) for name in names}
-        settings = TuneSettings(texts=self.texts or None, **given)
+        with options.user_errors(ValueError, command=self):
+            settings = TuneSettings(texts=self.texts or None, **given)
         task = self._task()
         reach = "" if self.reach is None else f"-reach{self.reach:g}"
         name = f"tune-{task.name}-p{self.p:g}{reach}-seed{self.seed}"
