@@ -71,7 +71,7 @@ def test_pictures_and_other_optimizers(slices: Path) -> None:
     [
         ("imdb", "not the published data"),
         ("cifar10", "not complete"),
-        ("imdb --partial --data nowhere", "there is no folder nowhere"),
+        ("imdb --partial --data nowhere", "imdb, cad, bert: there are no folders aclImdb, "),
         ("imdb --partial --preset large", "preset must be one of laptop"),
         ("imdb --partial --preset vit-paper", "--preset vit-paper is for cifar10, not for imdb"),
         ("imdb --partial --p 1.2", "no learning rate is known for p = 1.2 in laptop"),
@@ -184,7 +184,7 @@ def test_torchrun_trains_as_one_process_and_prints_once(slices: Path) -> None:
     wrong = run("--data", "nowhere")
     assert wrong.returncode != 0 and not wrong.stdout
     assert wrong.stderr.count("mirrorhead: ") == 1
-    assert "there is no folder nowhere" in wrong.stderr
+    assert "bert-uncased in nowhere" in wrong.stderr
 
 
 def test_seeds_decide_the_first_weights(slices: Path) -> None:

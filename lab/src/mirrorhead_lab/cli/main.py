@@ -16,6 +16,7 @@ from typing import Any
 from mirrorhead._version import __version__
 from mirrorhead_lab.cli.attention import Attention
 from mirrorhead_lab.cli.collect import Collect
+from mirrorhead_lab.cli.download import Download
 from mirrorhead_lab.cli.evaluate import Evaluate
 from mirrorhead_lab.cli.margins import Margins
 from mirrorhead_lab.cli.patch import Patch
@@ -30,6 +31,7 @@ from mirrorhead_lab.runtime.errors import UserError
 
 COMMANDS = {
     "reproduce": Reproduce,
+    "download": Download,
     "train": Train,
     "sweep": Sweep,
     "study": Study,

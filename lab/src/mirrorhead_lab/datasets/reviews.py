@@ -34,7 +34,7 @@ import scipy.sparse as sp
 from scipy.sparse.csgraph import connected_components
 
 from mirrorhead._files import sha256_of
-from mirrorhead_lab.datasets.sources import locate, published_sha256
+from mirrorhead_lab.datasets.sources import locate, published_sha256, require
 from mirrorhead_lab.runtime.errors import DataError
 
 NEGATIVE, POSITIVE = 0, 1
@@ -335,6 +335,7 @@ def imdb_protocol(
     those that are also in test, which stays as published, and those of counterfactual pairs. The
     rest is split by `validation_split`.
     """
+    require("imdb", "cad", folder=folder, download=download)
     whole = load_imdb("train", folder, download=download, partial=partial)
     test = load_imdb("test", folder, download=download, partial=partial)
     kept = whole.take(without(whole, test.texts))

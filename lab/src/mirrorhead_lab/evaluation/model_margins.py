@@ -16,6 +16,7 @@ import torch
 from mirrorhead._files import write_json
 from mirrorhead_lab.datasets.encoded import load_tokenizer
 from mirrorhead_lab.datasets.reviews import imdb_protocol, load_imdb, read_text
+from mirrorhead_lab.datasets.sources import require
 from mirrorhead_lab.evaluation.head_margins import (
     PS,
     Batch,
@@ -86,6 +87,8 @@ def _measure_run(folder: Path, settings: MarginSettings, progress: Progress) -> 
     model = run.preset.model
     if not isinstance(model, TextSettings):
         raise UserError(f"{folder} is a run on {run.preset.data}, which has no texts")
+    sets = ("bert",) if settings.texts is not None else ("imdb", "cad", "bert")
+    require(*sets, folder=settings.data)
     length = min(settings.tokens, model.max_length)
     tokenizer = load_tokenizer(settings.data, max_length=length, partial=settings.partial)
     texts = _texts(settings, trained_on=True)

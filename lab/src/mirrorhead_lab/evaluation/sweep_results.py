@@ -12,7 +12,13 @@ from typing import Any
 
 import torch
 
-from mirrorhead_lab.evaluation.measures import EvaluationData, check_parts, measure
+from mirrorhead_lab.evaluation.measures import (
+    MEASURES,
+    TEXTS_ONLY,
+    EvaluationData,
+    check_parts,
+    measure,
+)
 from mirrorhead_lab.evaluation.results import (
     RUN_RESULTS,
     ComparisonResults,
@@ -98,6 +104,8 @@ def collect(
     record = read_json(path, _Record)
     asked = record.asked
     base = asked.run(OptimizerSettings("sgd"), seed=0)
+    parts = [part for part in MEASURES if base.data == "imdb" or part not in TEXTS_ONLY]
+    EvaluationData(base.data, folder=data).require(parts)
     sets = load_sets(base, data, partial=partial)
     names = [run.run for one in record.tuned for run in one.final if not run.diverged]
     folders = [path.parent / name for name in dict.fromkeys(names)]

@@ -18,7 +18,7 @@ from mirrorhead_lab.datasets.batches import Examples
 from mirrorhead_lab.datasets.cifar10 import Pictures, load_cifar10
 from mirrorhead_lab.datasets.encoded import encode, load_tokenizer
 from mirrorhead_lab.datasets.reviews import imdb_protocol
-from mirrorhead_lab.datasets.sources import Folder
+from mirrorhead_lab.datasets.sources import Folder, require
 from mirrorhead_lab.models import TextClassifier, TextSettings, ViT, ViTSettings
 from mirrorhead_lab.training.settings import (
     OPTIMIZERS,
@@ -155,6 +155,7 @@ def load_sets(
     how = {"download": download, "partial": partial}
     if chosen.data == "imdb":
         assert isinstance(chosen.model, TextSettings)
+        require("imdb", "cad", "bert", folder=folder, download=download)
         tokenizer = load_tokenizer(folder, max_length=chosen.model.max_length, **how)
         found = imdb_protocol(folder, **how)
         return Sets(*(encode(x, tokenizer) for x in (found.train, found.validation, found.test)))
