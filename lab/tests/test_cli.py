@@ -36,7 +36,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         ("--backend dask --address a --jobs 2", "--jobs goes with --backend local"),
         ("--address tcp://x", "--address goes with --backend dask, not with local"),
         ("--backend slurm", "--backend slurm needs sbatch"),
-        ("--out /dev/null/x", "Not a directory"),
+        ("--out /dev/null/x", "/dev/null is not a folder"),
     ],
 )
 def test_wrong_use_is_one_line(

@@ -27,7 +27,7 @@ from mirrorhead_lab.cli.study import Study
 from mirrorhead_lab.cli.sweep import Sweep
 from mirrorhead_lab.cli.train import Train
 from mirrorhead_lab.cli.tune import Tune
-from mirrorhead_lab.runtime.errors import UserError
+from mirrorhead_lab.runtime.errors import UserError, reason, told
 
 COMMANDS = {
     "reproduce": Reproduce,
@@ -67,9 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         return _fail(str(error))
     except OSError as error:
-        if error.errno is None or error.filename is None:
-            return _fail(str(error))
-        return _fail(f"{os.fsdecode(error.filename)}: {error.strerror}")
+        return _fail(told(error) if error.filename is not None else reason(error))
     except KeyboardInterrupt:
         print("mirrorhead: Interrupted. Run the same command again to resume.", file=sys.stderr)
         return 130

@@ -13,6 +13,7 @@ from mirrorhead_lab.cli import options
 from mirrorhead_lab.cli.options import option
 from mirrorhead_lab.experiments import NAMES
 from mirrorhead_lab.runtime.errors import UserError
+from mirrorhead_lab.runtime.folders import check_no_file
 
 if TYPE_CHECKING:
     from mirrorhead_lab.experiments.runner import Run
@@ -49,19 +50,24 @@ class Reproduce:
 
         from mirrorhead_lab.experiments.runner import execute
         from mirrorhead_lab.report.findings import finding_of, with_stored
-        from mirrorhead_lab.report.page import check_free, print_findings, print_place, write_report
+        from mirrorhead_lab.report.page import (
+            check_place,
+            print_findings,
+            print_place,
+            write_report,
+        )
         from mirrorhead_lab.report.studies import study_parts
 
         out = self.out or Path("out-full" if self.full else "out")
         page, console = out / "report.html", Console()
         runs = self._runs()
         backend = options.chosen_backend(self.backend, self.address, self.jobs, out)
-        with options.user_errors(OSError):
-            check_free(page)
-            parts = study_parts(self.results)  # damaged files are named before the work
-            execute(runs, out, backend, console)
-            findings = [finding_of(run, out) for run in runs]
-            write_report(page, with_stored(findings, out), parts)
+        check_place(page)
+        check_no_file(self.results, "--results")
+        parts = study_parts(self.results)  # damaged files are named before the work
+        execute(runs, out, backend, console)
+        findings = [finding_of(run, out) for run in runs]
+        write_report(page, with_stored(findings, out), parts)
         claims = [finding for each in parts for finding in each.findings]
         print_findings([*findings, *claims], console)
         print_place(page)

@@ -11,6 +11,7 @@ from tyro.conf import Positional, arg
 from mirrorhead_lab.cli import options
 from mirrorhead_lab.cli.options import option
 from mirrorhead_lab.runtime.errors import UserError
+from mirrorhead_lab.runtime.folders import check_writable
 
 if TYPE_CHECKING:
     from mirrorhead_lab.training import Logger, OptimizerSettings, Preset
@@ -98,6 +99,7 @@ class Train:
         from mirrorhead_lab.training.run_folder import check_run_folder
 
         folder = self.out or Path("runs") / self._name(chosen)
+        check_writable(folder)
         check_run_folder(folder)  # before the data are read, which may take a minute
         sets = self._sets(chosen, group)
         loggers: list[Logger] = [Console()] if group.is_first else []

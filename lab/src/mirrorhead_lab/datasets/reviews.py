@@ -35,7 +35,7 @@ from scipy.sparse.csgraph import connected_components
 
 from mirrorhead._files import sha256_of
 from mirrorhead_lab.datasets.sources import locate, published_sha256, require
-from mirrorhead_lab.runtime.errors import DataError
+from mirrorhead_lab.runtime.errors import DataError, reason
 
 NEGATIVE, POSITIVE = 0, 1
 IMDB_PER_FOLDER = 12_500
@@ -95,7 +95,7 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None
     except (OSError, ValueError) as error:  # not UTF-8, or a zero byte in the name
-        raise DataError(f"{path} cannot be read: {error}") from error
+        raise DataError(f"{path} cannot be read: {reason(error)}") from error
     if not text.strip():
         raise DataError(f"{path} is empty")
     return text

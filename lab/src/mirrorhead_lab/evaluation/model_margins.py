@@ -31,6 +31,7 @@ from mirrorhead_lab.models.attention_maps import Query
 from mirrorhead_lab.models.pretrained import PretrainedError, load_encoder
 from mirrorhead_lab.models.pretrained import load_tokenizer as load_encoders_tokenizer
 from mirrorhead_lab.runtime.errors import SweepError, UserError
+from mirrorhead_lab.runtime.folders import check_folder, check_writable
 from mirrorhead_lab.runtime.jobs import Backend, Failure, Work, interrupts
 from mirrorhead_lab.runtime.json_files import read_json
 from mirrorhead_lab.training import load_run
@@ -172,6 +173,8 @@ def measure_sweep(
     Files that are there are read, and must have been measured alike. If runs fail, the others are
     kept, and a SweepError names what failed; the same call tries again.
     """
+    check_writable(out)
+    check_folder(out, "margins", ("*.json",))
     tasks = [(out / f"{name}.json", folder) for name, folder in final_runs(sweep).items()]
     find = functools.partial(_find, settings)
     store = functools.partial(_store, settings)

@@ -32,6 +32,7 @@ from mirrorhead_lab.evaluation.results import (
     write_results,
 )
 from mirrorhead_lab.runtime.errors import RunError
+from mirrorhead_lab.runtime.folders import check_writable
 from mirrorhead_lab.runtime.jobs import worker_processes
 from mirrorhead_lab.runtime.json_files import from_plain, read_json
 from mirrorhead_lab.runtime.progress import ProgressBars
@@ -100,6 +101,7 @@ def collect(
         data, partial: as in `load_sets`.
     """
     check_free(Path(out))
+    check_writable(Path(out).parent)
     path = find_record(sweep)
     record = read_json(path, _Record)
     asked = record.asked

@@ -17,10 +17,12 @@ from markupsafe import Markup
 
 from mirrorhead._files import write_atomically
 from mirrorhead._version import __version__
+from mirrorhead_lab.experiments import storage
 from mirrorhead_lab.report.figures import share_letters
 from mirrorhead_lab.report.findings import WORDS, Finding, Part
 from mirrorhead_lab.report.formulas import equation, plain_text, powers, with_formulas
 from mirrorhead_lab.runtime.errors import UserError
+from mirrorhead_lab.runtime.folders import check_folder, check_writable
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -41,6 +43,15 @@ def check_free(path: Path) -> None:
     """Refuse to overwrite a file of that name that is not one of our reports."""
     if path.exists() and f'content="{GENERATOR} ' not in path.read_text("utf-8", "replace")[:2000]:
         raise UserError(f"{path} is not a report of {GENERATOR}; choose another name, or move it")
+
+
+def check_place(page: Path) -> None:
+    """Refuse a folder in which experiments and their report cannot be written."""
+    folder = page.parent
+    check_writable(folder)
+    check_free(page)
+    # The documentation may have been built there before.
+    check_folder(folder, "experiments", (page.name, f"*/{storage.RUN}"), {"docs"})
 
 
 def write_report(
