@@ -58,6 +58,11 @@ class Finding:
         return self.verdict.word if self.verdict else "not finished"
 
     @property
+    def is_stored(self) -> bool:
+        """Whether its numbers are stored results; those of experiments were computed for it."""
+        return self.settings is None
+
+    @property
     def rank(self) -> int:
         """The place when sorted by verdict: what fails comes first."""
         return len(WORDS) - 1 - WORDS.index(self.word)

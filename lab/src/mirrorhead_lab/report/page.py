@@ -6,12 +6,14 @@ can point at: the paper's Figure 9.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from markupsafe import Markup
 
@@ -62,8 +64,22 @@ def write_report(
 ) -> None:
     """Write the page, in place of an older one."""
     check_free(path)
-    docs = "docs" if (path.parent / "docs" / "paper.html").exists() else ""
-    write_atomically(path, render(findings, parts, missing, docs=docs).encode())
+    text = render(findings, parts, missing, docs=find_docs(path.parent))
+    write_atomically(path, text.encode())
+
+
+def find_docs(folder: Path) -> str:
+    """Return how a page in the folder links to a page of the docs, "" if it cannot.
+
+    The pages that `make docs` has built beside it come first, then those of the checkout around it.
+    """
+    if (folder / "docs" / "paper.html").exists():
+        return "docs/{}.html#{}"
+    there = folder.resolve()
+    for around in (there, *there.parents):
+        if (around / "docs" / "paper.md").exists() and (around / "mkdocs.yml").exists():
+            return quote(os.path.relpath(around / "docs", there)) + "/{}.md#{}"
+    return ""
 
 
 def render(
@@ -79,8 +95,8 @@ def render(
         findings: the experiments.
         parts: studies on real data, with claims of their own.
         missing: what is not in the page, and the command that would make it.
-        docs: where the built documentation is, seen from the page; if it is not known, sections
-            are named instead of linked.
+        docs: how a section of the documentation is linked, such as "docs/{}.html#{}"; if it is
+            empty, sections are named instead.
     """
     environment = templates()
     environment.filters |= {"equation": equation, "formulas": with_formulas, "plain": plain_text}
@@ -94,6 +110,7 @@ def render(
         docs=docs,
         everything=everything,
         number_of={finding.name: k for k, finding in enumerate(everything, start=1)},
+        stored=sum(finding.is_stored for finding in everything),
         counts=[(word, counts[word]) for word in WORDS if counts[word]],
         seconds=sum(finding.seconds for finding in everything),
         written=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
