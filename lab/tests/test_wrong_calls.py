@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 
 from mirrorhead_lab.cli.main import main
+from mirrorhead_lab.training.tuning import default_reach
 from run_cases import make_slices, make_text_run, make_text_sweep, make_vit_run
 from tiny_bert import tiny_bert, toy_texts
 
@@ -174,3 +176,50 @@ def test_report_says_where_stored_studies_are(
         assert refused(f"report {option} file", capsys) == f"{option} file is not a folder"
     line = "reproduce --only toy_experiment --results file"
     assert refused(line, capsys) == "--results file is not a folder"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("download imdb --data file", "the folder of data sets file is not a folder"),
+        ("train imdb --data file", "the folder of data sets file is not a folder"),
+        (
+            "train imdb --optimizer mirror-adam --lr 1 --p 3 --knee 1",
+            "--knee is for p below 2, got",
+        ),
+        (
+            "tune own.csv --base bert --seed 9223372036854775808",
+            "--seed must be at least 0 and less",
+        ),
+        ("tune own.csv --base silent", "silent has no tokenizer: files such as tokenizer.json are"),
+        ("margins silent --texts texts.txt --n 2", "silent has no tokenizer: files such as"),
+        ("margins text --p", "--p needs at least one number"),
+        ("margins text --texts thesis --n 2 --partial", "thesis cannot be read: Is a directory"),
+        (
+            "margins bert --texts binary --n 2",
+            "binary cannot be read: it is not UTF-8 text (byte 1)",
+        ),
+        ("tune latin.csv --base bert", "latin.csv cannot be read: it is not UTF-8 text (byte 14)"),
+        ("tune none.csv --base bert", "none.csv cannot be read: No such file or directory"),
+        ("collect sweep --out file", "file is not a file of results: choose another name"),
+        ("collect sweep --out file/x.json", "file cannot be written: file is not a folder"),
+        ("playground --save nowhere", "--save nowhere is a link that leads nowhere"),
+        ("attention text dull --html nowhere", "--html nowhere is a link that leads nowhere"),
+        ("study language-model --results file", "file cannot be written: file is not a folder"),
+    ],
+)
+def test_a_wrong_call_is_told_in_one_line(
+    line: str, message: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree("bert", "silent")
+    for path in Path("silent").glob("tokenizer*"):
+        path.unlink()
+    Path("texts.txt").write_text("good\nbad\n")
+    Path("binary").write_bytes(b"a\xff\n")
+    Path("latin.csv").write_bytes("text,label\ncaf\xe9,1\n".encode("latin-1"))
+    Path("nowhere").symlink_to("gone")
+    assert message in refused(line, capsys)
+
+
+def test_p_close_to_1_has_a_reach() -> None:
+    assert default_reach(1 + 1e-15) == default_reach(1.03) == 1.5

@@ -166,6 +166,8 @@ class Train:
                 raise UserError(f"{options.spelled(key)} is not an option of {name}; it has {own}")
         if "p" in OPTIONS[name]:
             given["p"] = check_p(given.get("p", USUAL_P))
+        if given.get("knee") and given["p"] >= 2:
+            raise UserError(f"--knee is for p below 2, got p = {given['p']:g}")
         if self.lr is None:
             others = [options.spelled(key) for key in given if key != "p"]
             if name == usual and not others:

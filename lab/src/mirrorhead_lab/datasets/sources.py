@@ -23,6 +23,7 @@ from platformdirs import user_cache_path
 
 from mirrorhead._files import new_folder, sync
 from mirrorhead_lab.runtime.errors import DataError
+from mirrorhead_lab.runtime.folders import check_no_file, check_writable
 from mirrorhead_lab.runtime.progress import ProgressBars
 
 Folder: TypeAlias = "str | Path | None"  # of all data sets; None: see `data_root`
@@ -134,6 +135,7 @@ def require(*names: str, folder: Folder = None, download: bool = False) -> None:
         if name not in SOURCES:
             raise ValueError(f"name must be one of {', '.join(SOURCES)}, got {name!r}")
     root = data_root(folder)
+    check_no_file(root, "the folder of data sets")
     missing = [name for name in names if not (root / SOURCES[name].folder).is_dir()]
     if download:
         for name in missing:
@@ -169,6 +171,7 @@ def fetch_source(source: Source, root: Path, *, pause: float = 1.0) -> Path:
     """
     path, waiting = root / source.folder, root / f".mirrorhead-download-{source.name}"
     lock = waiting.with_suffix(".lock")
+    check_writable(root)
     root.mkdir(parents=True, exist_ok=True)
     with FileLock(lock, poll_interval=0.5):
         if not path.is_dir():

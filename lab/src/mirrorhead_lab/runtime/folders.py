@@ -58,16 +58,18 @@ def check_writable(folder: Path) -> None:
         raise UserError(f"{folder} cannot be written: no permission to write into {there}")
 
 
-def check_no_file(folder: Path, option: str) -> None:
+def check_no_file(folder: Path, name: str) -> None:
     """Refuse a file where a folder is read; a folder that does not exist holds nothing."""
     if os.path.lexists(folder) and not folder.is_dir():
-        raise UserError(f"{option} {folder} is not a folder")
+        raise UserError(f"{name} {folder} is not a folder")
 
 
 def check_new_file(path: Path, option: str) -> None:
     """Refuse a file whose folder does not exist, for its name is more likely mistyped than new."""
     if path.is_dir():
         raise UserError(f"{option} {path} is a folder: give the name of a file")
+    if path.is_symlink() and not path.exists():
+        raise UserError(f"{option} {path} is a link that leads nowhere")
     if not path.parent.is_dir():
         raise UserError(f"{option} {path}: there is no folder {path.parent}")
     check_writable(path.parent)
