@@ -19,13 +19,12 @@ from typing import Any, Literal
 
 import pytest
 import torch
-import tyro
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request
 
 import mirrorhead
 from data_slices import make_bert, make_cad, make_eraser, make_imdb
-from mirrorhead_lab.cli.main import COMMANDS
+from mirrorhead_lab.cli.main import COMMANDS, parse
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -137,7 +136,7 @@ def command_lines(page: Path) -> list[list[str]]:
 def exit_code(arguments: list[str]) -> Any:
     """Parse a command line of `mirrorhead` without running it; 0 if it can be parsed."""
     try:
-        tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="mirrorhead", args=arguments)
+        parse(COMMANDS, "mirrorhead", None, arguments)
     except SystemExit as end:
         return end.code
     return 0

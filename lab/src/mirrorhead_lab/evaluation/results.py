@@ -9,6 +9,7 @@ refused with the file and the place in it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -307,7 +308,10 @@ def write_results(path: Path, results: ComparisonResults) -> None:
 def check_free(path: Path) -> None:
     """Refuse to overwrite a file that is not a file of results."""
     if path.exists():
-        there = read_json(path, dict[str, Any]) if path.is_file() else {}
+        there: dict[str, Any] = {}
+        if path.is_file():
+            with suppress(RunError):
+                there = read_json(path, dict[str, Any])
         if "study" not in there:
             raise RunError(f"{path} is not a file of results: choose another name")
 
