@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mirrorhead._checks import is_number
-from mirrorhead.margin._certificate import FARKAS, Norm, certify, support_excess
+from mirrorhead.margin._certificate import FARKAS, Norm, certify, evaluate, pull_back, support_excess
 from mirrorhead.margin._constraints import Constraints, attention_constraints, svm_constraints
 from mirrorhead.margin._interior_point import SolverResult, solve
 from mirrorhead.margin._other_norms import solve_nuclear, solve_polyhedral
@@ -36,28 +36,34 @@ WORDS = [status.name.lower() for status in Status]
 
 @dataclass(frozen=True, eq=False)
 class Check:
-    """What `MarginSolution.check` found. All fields have the shape of the batch.
+    """What `MarginSolution.check` found. The object is true if every problem is certified optimal.
 
-    valid: the status is proved, and norm, gap, support and the scale of dual are those that W,
-        dual and the data give.
-    margin: the smallest constraint value, at least 1 up to rounding where optimal.
+    All fields have the shape of the batch.
+
+    optimal: the status is "optimal", and W, dual and the data prove it.
+    supported: W, dual and the data support all that the solution says. This includes proofs of
+        infeasibility, and honest "unfinished" solutions, whose W may be NaN.
+    margin: the smallest constraint value, at least 1 - tol where optimal.
     gap: ||W|| relative to the dual's lower bound, less 1, for W scaled to margin 1 if its margin
-        is below 1.
+        is below 1. It includes bounds of all rounding errors.
     farkas: ||A' dual||_2 relative to the rows; 0 proves infeasibility.
     """
 
-    valid: Tensor
+    optimal: Tensor
+    supported: Tensor
     margin: Tensor
     gap: Tensor
     farkas: Tensor
 
     def __bool__(self) -> bool:
-        return bool(self.valid.all())
+        return bool(self.optimal.all())
 
     def __repr__(self) -> str:
-        count = f"{int(self.valid.sum())} of {self.valid.numel()} valid"
+        count = f"{int(self.optimal.sum())} of {self.optimal.numel()} certified optimal"
+        refuted = int((~self.supported).sum())
+        more = f", {refuted} not supported by the data" if refuted else ""
         margin, gap = _finite(torch.min, self.margin, ".15g"), _finite(torch.max, self.gap, ".1e")
-        return f"Check({count}, smallest margin {margin}, gap up to {gap})"
+        return f"Check({count}{more}, smallest margin {margin}, gap up to {gap})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -108,7 +114,11 @@ class MarginSolution:
         return self.codes == Status.OPTIMAL
 
     def check(self, *data: Tensor, mask: Tensor | None = None) -> Check:
-        """Recompute status, norm, gap and support from W, dual and the data, and compare.
+        """Decide from W, dual and the data alone whether the solution is certified optimal.
+
+        The result is true if every problem is. Its field `supported` answers another question:
+        do status, norm, gap and support agree with W, dual and the data? They also do where a
+        problem is proved to be infeasible, or where the solution says that it is unfinished.
 
         data: the arguments of the solver, (X, z, tokens) or (features, labels).
         """
@@ -125,27 +135,29 @@ class MarginSolution:
         lam = problem.collect(self.dual)
         W = self.W.reshape(problem.A.batch, problem.A.columns)
         known = W.isfinite().all(-1)  # elsewhere no W was found
-        proof = certify(problem, W.nan_to_num(), lam, self.kind)
-        excess = support_excess(problem, W.nan_to_num(), lam)
+        proof = certify(problem, W.nan_to_num(), lam, self.kind, self.tol)
+        excess = support_excess(problem, lam, proof)
         claimed = problem.collect(self.support) > 0
         gap = proof.gap_as_is()
         codes, norm, stated_gap = (x.reshape(-1) for x in (self.codes, self.norm, self.gap))
         signs = (self.dual >= 0).flatten(len(self.norm.shape)).all(-1).reshape(-1)
         # What every solution states of its own W and dual, whatever the status.
         bound = lam.sum(-1)
+        accuracy = proof.wobble.clamp_min(max(self.tol, ROUNDED))
         stated = torch.where(
             known,
             _near(norm, torch.where(proof.margin < math.inf, proof.upper, proof.size))
             & _near(1 + stated_gap, 1 + gap)
-            & (_near(bound, proof.lower, max(self.tol, ROUNDED)) | (bound == 0))
+            & (_near(bound, proof.lower, accuracy) | (bound == 0))
             & torch.where(claimed, excess > -ROUNDED, excess < ROUNDED).all(-1),
             (norm == math.inf) & (stated_gap == math.inf) & ~claimed.any(-1),
         )
-        optimal = known & signs & (proof.margin >= 1 - self.tol) & (gap <= self.tol)
+        optimal = known & signs & (proof.least >= 1 - self.tol) & (gap <= self.tol)
         infeasible = ~known & signs & (proof.farkas <= FARKAS)
         other = (codes == Status.UNFINISHED) | infeasible
-        valid = stated & torch.where(codes == Status.OPTIMAL, optimal, other)
-        found = (valid, proof.margin, gap, proof.farkas)
+        claims_optimum = codes == Status.OPTIMAL
+        supported = stated & torch.where(claims_optimum, optimal, other)
+        found = (supported & claims_optimum, supported, proof.margin, gap, proof.farkas)
         return Check(*(x.reshape(self.norm.shape) for x in found))
 
     def __repr__(self) -> str:
@@ -271,20 +283,20 @@ def _conclude(problem: Constraints, result: SolverResult, tol: float, norm: Norm
     """Certify the result from the original data; the certificate decides the status."""
     lead, free = problem.lead, ~problem.live.any(-1)  # free of constraints
     lam = result.lam * problem.live
-    margin = problem.margin(result.w)
+    margin = evaluate(problem, result.w, tol)[1]
     found = (margin > 0) & ~free
     W = torch.where(found.unsqueeze(-1), result.w / margin.unsqueeze(-1), 0.0)
     # Feasible: A' lam gets norm 1, that is, the sum is the lower bound. Infeasible: sum 1.
-    total = torch.where(result.infeasible, lam.sum(-1), norm.dual(problem.pull(lam)))
+    total = torch.where(result.infeasible, lam.sum(-1), pull_back(problem, lam, norm, tol, found)[1])
     dual = torch.where(total > 0, 1 / total, 0.0).unsqueeze(-1) * lam
-    proof = certify(problem, W, dual, norm)  # of exactly what is returned
+    proof = certify(problem, W, dual, norm, tol)  # of exactly what is returned
     gap = proof.gap_as_is()
     infeasible = result.infeasible & (proof.farkas <= FARKAS)
     codes = torch.full_like(result.iterations, Status.UNFINISHED)
-    codes[gap <= tol] = Status.OPTIMAL
+    codes[(gap <= tol) & (proof.least >= 1 - tol)] = Status.OPTIMAL
     codes[infeasible] = Status.INFEASIBLE
     found = (free | found) & ~infeasible
-    support = (support_excess(problem, W, dual) > 0) & found.unsqueeze(-1)
+    support = (support_excess(problem, dual, proof) > 0) & found.unsqueeze(-1)
     size = torch.where(free, 0.0, proof.upper)
     return MarginSolution(
         W=W.where(found.unsqueeze(-1), math.nan).reshape(*lead, *problem.weights),
@@ -316,7 +328,7 @@ def _start(problem: Constraints, start: MarginSolution) -> tuple[Tensor, Tensor]
     return W, problem.collect(start.dual.to(W.device))
 
 
-def _near(x: Tensor, y: Tensor, tol: float = ROUNDED) -> Tensor:
+def _near(x: Tensor, y: Tensor, tol: float | Tensor = ROUNDED) -> Tensor:
     """Whether x and y differ by at most tol, relatively; infinities are near to themselves."""
     return (x == y) | ((x - y).abs() <= tol * y.abs())
 
