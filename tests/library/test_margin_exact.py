@@ -85,7 +85,7 @@ def test_certificates_of_hard_problems_hold_in_exact_arithmetic(shape, kind):
     check = solution.check(X, z, tokens, mask=mask)
     assert check.supported.all()
     assert torch.equal(check.optimal, solution.optimal)
-    n, T, d = shape
+    n, T, _ = shape
     for b in range(COUNT):
         assert_certified(
             solution,

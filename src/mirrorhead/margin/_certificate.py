@@ -8,8 +8,8 @@ so sum(lam) / ||A' lam||_* is a lower bound of every feasible norm, whatever pro
 if A' lam = 0 with lam >= 0 not zero, no w is feasible (Farkas).
 
 The gap holds in exact arithmetic: it includes bounds of all rounding errors. A w and A' lam are
-computed in float64, with the classical bound (number of terms) u |A||w|, u = 2^-53. Where this bound
-matters they are computed again in doubled precision.
+computed in float64, with the classical bound (number of terms) u |A||w|, u = 2^-53. Where this
+bound matters they are computed again in doubled precision.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from mirrorhead.margin import _doubled as doubled
-from mirrorhead.margin._constraints import Constraints
+from mirrorhead.margin._constraints import Constraints, euclidean
 from mirrorhead.potentials import dual_exponent, power, snap
 
 # A' lam counts as zero when its norm is below this part of sum lam ||row||_2.
@@ -90,6 +90,7 @@ class Certificate:
     margin: Tensor  # the smallest (A w)_k, inf without constraints
     least: Tensor  # a lower bound of the exact margin
     upper: Tensor  # ||w|| once scaled to margin 1, inf if the margin is not positive
+    dual_norm: Tensor  # ||A' lam||_*
     lower: Tensor  # sum(lam) / ||A' lam||_*
     gap: Tensor  # upper/lower - 1 and all rounding errors
     farkas: Tensor  # ||A' lam||_2 / sum(lam ||row||_2): 0 if and only if lam proves infeasibility
@@ -114,8 +115,8 @@ def certify(
     """
     A, live = problem.A, problem.live
     lam = lam.clamp_min(0) * live
-    values, margin, least = evaluate(problem, w, tol)
-    pulled, s, error = pull_back(problem, lam, norm, tol, margin > 0)
+    values, margin, least = _evaluate(problem, w, tol)
+    pulled, s, error = _pull_back(problem, lam, norm, tol, margin > 0)
     total, size = lam.sum(-1), norm.value(w.view_as(pulled))
     upper = torch.where(margin > 0, size / margin, math.inf)
     lower = torch.where(s > 0, total / s, 0.0)
@@ -133,15 +134,15 @@ def certify(
     farkas = torch.where(mass > 0, _lp(pulled, 2.0) / mass + error / (spread * mass), massless)
     wobble = torch.where(s > 0, 2 * UNIT * spread * mass / s, 0.0)
     return Certificate(
-        size, margin, least, upper, lower, gap, farkas, values, pulled, error, wobble
+        size, margin, least, upper, s, lower, gap, farkas, values, pulled, error, wobble
     )
 
 
-def evaluate(problem: Constraints, w: Tensor, tol: float) -> tuple[Tensor, Tensor, Tensor]:
+def _evaluate(problem: Constraints, w: Tensor, tol: float) -> tuple[Tensor, Tensor, Tensor]:
     """A w, (B, m); the margin, its smallest entry; and a lower bound of the exact margin, (B,)."""
     A, live = problem.A, problem.live
     values = A.apply(w)
-    sizes = A.row_norms * _lp(w.unsqueeze(-1), 2.0).unsqueeze(-1)
+    sizes = A.row_norms * euclidean(w).unsqueeze(-1)
     # Sums of a and of c terms, the difference of two tokens, and the norms themselves.
     errors = (sum(A.shape) + 4) * UNIT * sizes
 
@@ -160,7 +161,7 @@ def evaluate(problem: Constraints, w: Tensor, tol: float) -> tuple[Tensor, Tenso
     return values, margin, least
 
 
-def pull_back(
+def _pull_back(
     problem: Constraints, lam: Tensor, norm: Norm, tol: float, wanted: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A' lam, (B, a, c); its dual norm; and a bound of the dual norm of its error, (B,).

@@ -235,7 +235,7 @@ class ConstraintMatrix:
 
     @cached_property
     def factor_norms(self) -> tuple[Tensor, Tensor]:
-        return _norm(self.left), _norm(self.right)
+        return euclidean(self.left), euclidean(self.right)
 
     def block_gram(self, h: Tensor) -> Tensor:
         """The diagonal blocks of A diag(h) A': (B, N) -> (B, n, R, R)."""
@@ -272,7 +272,8 @@ class ConstraintMatrix:
         return (slice(k, k + size) for k in range(0, self.left.shape[1], size))
 
 
-def _norm(x: Tensor) -> Tensor:
+def euclidean(x: Tensor) -> Tensor:
+    """Euclidean norms over the last dimension; they neither over- nor underflow."""
     largest = x.abs().amax(-1, keepdim=True)
     scale = torch.where(largest > 0, largest, 1)
     return torch.linalg.vector_norm(x / scale, dim=-1) * largest.squeeze(-1)

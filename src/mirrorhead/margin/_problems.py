@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mirrorhead._checks import is_number
-from mirrorhead.margin._certificate import FARKAS, Norm, certify, evaluate, pull_back, support_excess
+from mirrorhead.margin._certificate import FARKAS, Norm, certify, support_excess
 from mirrorhead.margin._constraints import Constraints, attention_constraints, svm_constraints
 from mirrorhead.margin._interior_point import SolverResult, solve
 from mirrorhead.margin._other_norms import solve_nuclear, solve_polyhedral
@@ -282,14 +282,18 @@ def _solve(
 def _conclude(problem: Constraints, result: SolverResult, tol: float, norm: Norm) -> MarginSolution:
     """Certify the result from the original data; the certificate decides the status."""
     lead, free = problem.lead, ~problem.live.any(-1)  # free of constraints
-    lam = result.lam * problem.live
-    margin = evaluate(problem, result.w, tol)[1]
+    W, dual = result.w, result.lam * problem.live
+    margin = torch.where(problem.live, problem.A.apply(W), math.inf).amin(-1)
     found = (margin > 0) & ~free
-    W = torch.where(found.unsqueeze(-1), result.w / margin.unsqueeze(-1), 0.0)
     # Feasible: A' lam gets norm 1, that is, the sum is the lower bound. Infeasible: sum 1.
-    total = torch.where(result.infeasible, lam.sum(-1), pull_back(problem, lam, norm, tol, found)[1])
-    dual = torch.where(total > 0, 1 / total, 0.0).unsqueeze(-1) * lam
+    total = torch.where(result.infeasible, dual.sum(-1), norm.dual(problem.pull(dual)))
+    W, dual = _scaled(W, margin.where(found, math.inf)), _scaled(dual, total)
     proof = certify(problem, W, dual, norm, tol)  # of exactly what is returned
+    if bool((found & ((proof.margin - 1).abs() > ROUNDED)).any()):  # float64 was not enough
+        total = torch.where(result.infeasible, 1.0, proof.dual_norm)
+        margin = proof.margin.where(found & (proof.margin > 0), 1.0)
+        W, dual = _scaled(W, margin), _scaled(dual, total)
+        proof = certify(problem, W, dual, norm, tol)
     gap = proof.gap_as_is()
     infeasible = result.infeasible & (proof.farkas <= FARKAS)
     codes = torch.full_like(result.iterations, Status.UNFINISHED)
@@ -303,7 +307,7 @@ def _conclude(problem: Constraints, result: SolverResult, tol: float, norm: Norm
         norm=torch.where(infeasible, math.inf, size).reshape(lead),
         dual=problem.spread(dual),
         gap=gap.where(~infeasible, math.inf).reshape(lead),
-        support=problem.spread(support.to(lam.dtype)).bool(),
+        support=problem.spread(support.to(dual.dtype)).bool(),
         iterations=result.iterations.reshape(lead),
         inner_iterations=result.inner.reshape(lead),
         p=norm.p,
@@ -311,6 +315,12 @@ def _conclude(problem: Constraints, result: SolverResult, tol: float, norm: Norm
         kind=norm,
         codes=codes.reshape(lead),
     )
+
+
+def _scaled(x: Tensor, divisor: Tensor) -> Tensor:
+    """x (B, k) / divisor (B,), 0 where the divisor is 0 or infinite."""
+    divisor = divisor.where(divisor > 0, math.inf).unsqueeze(-1)
+    return torch.where(divisor < math.inf, x / divisor, 0.0)
 
 
 def _start(problem: Constraints, start: MarginSolution) -> tuple[Tensor, Tensor]:
