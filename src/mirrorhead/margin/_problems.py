@@ -17,10 +17,13 @@ from mirrorhead.margin._certificate import FARKAS, Norm, certify, support_excess
 from mirrorhead.margin._constraints import Constraints, attention_constraints, svm_constraints
 from mirrorhead.margin._interior_point import SolverResult, solve
 from mirrorhead.margin._other_norms import solve_nuclear, solve_polyhedral
+from mirrorhead.margin._rounding import round_together
 from mirrorhead.potentials import check_exponent
 
 # Numbers recomputed from the same W, dual and data differ by less than this, relatively.
 ROUNDED = 1e-11
+# Gaps below this may be due to the rounding of the multipliers.
+ROUNDING_GAP = 1e-6
 
 
 class Status(IntEnum):
@@ -293,6 +296,11 @@ def _conclude(problem: Constraints, result: SolverResult, tol: float, norm: Norm
         total = torch.where(result.infeasible, 1.0, proof.dual_norm)
         margin = proof.margin.where(found & (proof.margin > 0), 1.0)
         W, dual = _scaled(W, margin), _scaled(dual, total)
+        proof = certify(problem, W, dual, norm, tol)
+    rounded = (proof.gap > tol) & (proof.gap < ROUNDING_GAP) & (proof.wobble > 0.01 * tol)
+    if bool(rounded.any()) and not norm.nuclear:
+        for k in rounded.nonzero().squeeze(-1).tolist():
+            dual[k] = round_together(problem, k, W[k], dual[k], norm)
         proof = certify(problem, W, dual, norm, tol)
     gap = proof.gap_as_is()
     infeasible = result.infeasible & (proof.farkas <= FARKAS)
