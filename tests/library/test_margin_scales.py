@@ -28,6 +28,8 @@ def measurements(seed: int) -> tuple[Tensor, Tensor]:
     features = features * (1 + 0.03 * noise)
     units = 10 ** (6 * torch.rand(30, generator=g, dtype=torch.float64) - 3)
     direction = torch.randn(30, generator=g, dtype=torch.float64)
+    mean = features.mean(0)
+    direction -= (direction @ mean) / (mean @ mean) * mean  # both classes, close to each other
     labels = torch.where(features @ direction > 0, 1, -1)
     return features * units, labels
 

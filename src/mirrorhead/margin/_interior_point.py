@@ -60,6 +60,9 @@ _SCHEDULES = (
     Schedule(1.25, 0.2, 0.1, 60, systems.LAST_RESORT),
     Schedule(1.15, 0.1, 0.3, 100, systems.LAST_RESORT),
 )
+# Where all of these end far from a solution: the exponent moves once a problem is nearly solved.
+_SLOWEST = Schedule(1.15, 1e-3, 0.3, 300, systems.LAST_RESORT)
+_FAR = 1e-6  # gaps below this are a matter of rounding
 
 
 def solve(
@@ -82,6 +85,8 @@ def solve(
             so_far = run.result.w.clone(), run.result.lam.clone()
             left = run.attempt(replace(schedule, shortcuts=False), so_far, left)
             left = run.sharpen(left)
+    if p != 2:
+        run.sharpen(run.attempt(_SLOWEST, None, left[run.result.gap[left] > _FAR]))
     return run.result
 
 

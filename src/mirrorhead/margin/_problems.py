@@ -73,14 +73,19 @@ class Check:
 class MarginSolution:
     r"""Weights of smallest norm that satisfy all margin constraints, with a certificate.
 
-    W: (..., d, d) for attention, (..., d) for `svm` (also called `v`). It satisfies the
-        constraints; the smallest constraint value is 1. NaN if no feasible W exists or was found.
+    The certificate is about the tokens (or labels) that were given. It proves which weights
+    separate them with the largest margin, not that training leads to these tokens.
+
+    W: (..., d, d) for attention, (..., d) for `svm` (also called `v`). The smallest constraint
+        value is 1 up to the rounding of W, and at least 1 - tol where the status is "optimal".
+        NaN if no feasible W exists or was found.
     norm: (...), ||W||; inf where infeasible.
     dual: multipliers >= 0, (..., n, T) with 0 at the selected token, or (..., n) for `svm`.
         Where feasible, scaled to ||A' dual||_q = 1, so that dual.sum() is a lower bound of
         the norm and A' dual -> mirror(W) / ||W||^(p-1). Where infeasible, scaled to sum 1,
         with A' dual = 0: a Farkas certificate.
-    gap: (...), ||W|| / dual.sum() - 1, recomputed from the data after the solve.
+    gap: (...), ||W|| / dual.sum() - 1 and bounds of all rounding errors, recomputed from the
+        data after the solve: in exact arithmetic the gap is at most this.
     status: "optimal" (gap <= tol), "infeasible" or "unfinished"; a list for a batch, nested
         like the leading dimensions.
     support: like dual, True on constraints that hold with equality: the share of the multiplier
@@ -188,7 +193,7 @@ def attention_svm(
     mask: Tensor | None = None,
     start: MarginSolution | None = None,
 ) -> MarginSolution:
-    r"""Compute the weights of smallest norm whose attention prefers the tokens with margin 1.
+    r"""Compute the weights of smallest norm that prefer the given tokens with margin 1.
 
         min ||W||_p   subject to   (x_i,sel - x_it)' W z_i >= 1   for all t != sel = tokens_i
 
