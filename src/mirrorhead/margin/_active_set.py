@@ -71,7 +71,7 @@ def sharpen(
             best, best_gap = (w, lam), gap
         if best_gap <= tol or gap == math.inf:
             break
-    return *best, best_gap
+    return best[0], best[1], best_gap
 
 
 def sharpen_vertex(

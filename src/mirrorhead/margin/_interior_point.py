@@ -143,6 +143,8 @@ class _Solver:
         w, lam, gap, verdict, iterations = _compiled.solve(A, b, self.p, self.tol, rule, start)
         result.iterations[left] += iterations
         solved, infeasible = verdict == Verdict.SOLVED, verdict == Verdict.INFEASIBLE
+        if below:  # without a conclusion, the gap may be one without the rows that were dropped
+            gap = gap.where(solved, math.inf)
         known = (verdict != Verdict.LOST) & result.improved_by(left, gap, infeasible)
         at = left[known]
         result.w[at], result.lam[at] = w[known], lam[known]
