@@ -31,7 +31,6 @@ def sharpen(
 
     b: (1, m), -1 on padding. The point returned is the best one, perhaps the one given.
     """
-    q = p / (p - 1)
     real = b > 0
 
     def slack(w: Tensor) -> Tensor:
@@ -39,13 +38,7 @@ def sharpen(
         values = torch.where(real, A.apply(w) / b, math.inf)
         return values / values.amin() - 1
 
-    def judge(w: Tensor, lam: Tensor) -> float:
-        margin = torch.where(real, A.apply(w) / b, math.inf).amin()
-        dual_norm = torch.linalg.vector_norm(A.adjoint(lam), q)
-        gap = torch.linalg.vector_norm(w, p) / margin * (dual_norm / (b * lam).sum()) - 1
-        return float(gap) if float(margin) > 0 and float(gap) >= 0 else math.inf
-
-    best, best_gap = (w, lam), judge(w, lam)
+    best, best_gap = (w, lam), _gap(A, b, w, lam, p)
     if best_gap == math.inf:
         return w, lam, best_gap
     w = w / torch.linalg.vector_norm(w, p)
@@ -66,7 +59,7 @@ def sharpen(
         # Leave rows with negative multipliers, enter rows that are violated.
         active = (active & (lam > 0)) | ((A.apply(w) < (1 - tol) * goal) & real)
         lam = lam.clamp_min(0)
-        gap = judge(w, lam)
+        gap = _gap(A, b, w, lam, p)
         if gap < best_gap:
             best, best_gap = (w, lam), gap
         if best_gap <= tol or gap == math.inf:
@@ -82,7 +75,7 @@ def sharpen_vertex(
     For p = 1 the weights w = E y are 0 except for some, e = sign(y); for p = inf they are +-y_0
     except for some, e = (1, 0, ...). With M = A_S E, the solution is where M y = b_S, M' lam = e.
     """
-    S = (lam[0] > 0).nonzero().squeeze(-1)
+    given, S = lam, (lam[0] > 0).nonzero().squeeze(-1)
     size, sign = w[0].abs(), torch.sign(w[0])
     rest = size > 0 if p == 1 else size < size.max()
     J = rest.nonzero().squeeze(-1)
@@ -107,7 +100,17 @@ def sharpen_vertex(
     new = w.clone() if p == 1 else sign * ~rest * y[0]
     new[..., J] = y if p == 1 else y[1:]
     full = torch.zeros_like(b).index_copy_(1, S, lam.clamp_min(0).T)
-    return new.view_as(w), full
+    better = new.view_as(w), full
+    return better if _gap(A, b, *better, p) < _gap(A, b, w, given, p) else (w, given)
+
+
+def _gap(A: ConstraintMatrix, b: Tensor, w: Tensor, lam: Tensor, p: float) -> float:
+    """The gap of one problem's w and lam, inf where they prove nothing."""
+    q = 1.0 if p == math.inf else math.inf if p == 1 else p / (p - 1)
+    margin = torch.where(b > 0, A.apply(w) / b, math.inf).amin()
+    dual_norm = torch.linalg.vector_norm(A.adjoint(lam), q)
+    gap = torch.linalg.vector_norm(w, p) / margin * (dual_norm / (b * lam).sum()) - 1
+    return float(gap) if float(margin) > 0 and float(gap) >= 0 else math.inf
 
 
 def _step(

@@ -302,7 +302,7 @@ def _conclude(problem: Constraints, result: SolverResult, tol: float, norm: Norm
         margin = proof.margin.where(found & (proof.margin > 0), 1.0)
         W, dual = _scaled(W, margin), _scaled(dual, total)
         proof = certify(problem, W, dual, norm, tol)
-    rounded = (proof.gap > tol) & (proof.gap < ROUNDING_GAP) & (proof.wobble > 0.01 * tol)
+    rounded = (proof.gap > tol) & (proof.gap < ROUNDING_GAP) & (proof.wobble > 0.01 * proof.gap)
     if bool(rounded.any()) and not norm.nuclear:
         for k in rounded.nonzero().squeeze(-1).tolist():
             dual[k] = round_together(problem, k, W[k], dual[k], norm)
