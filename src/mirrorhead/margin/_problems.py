@@ -304,8 +304,11 @@ def _conclude(problem: Constraints, result: SolverResult, tol: float, norm: Norm
         proof = certify(problem, W, dual, norm, tol)
     rounded = (proof.gap > tol) & (proof.gap < ROUNDING_GAP) & (proof.wobble > 0.01 * proof.gap)
     if bool(rounded.any()) and not norm.nuclear:
+        together = dual.clone()
         for k in rounded.nonzero().squeeze(-1).tolist():
-            dual[k] = round_together(problem, k, W[k], dual[k], norm)
+            together[k] = round_together(problem, k, W[k], dual[k], norm)
+        better = certify(problem, W, together, norm, tol).gap < proof.gap
+        dual = together.where(better.unsqueeze(-1), dual)
         proof = certify(problem, W, dual, norm, tol)
     gap = proof.gap_as_is()
     infeasible = result.infeasible & (proof.farkas <= FARKAS)
