@@ -55,9 +55,9 @@ from mirrorhead_lab.evaluation.patch_study import (
     column,
     read_patch_runs,
 )
+from mirrorhead_lab.findings.table import markdown
 from mirrorhead_lab.models.pretrained import PretrainedClassifier, accuracy, default_encoder
 from mirrorhead_lab.report.patches import part
-from mirrorhead_lab.report.table import markdown
 from mirrorhead_lab.runtime.errors import Diverged
 from mirrorhead_lab.runtime.json_files import append_json_line
 from mirrorhead_lab.training.tuning import TuneSets, TuneSettings, fine_tune, patch_of

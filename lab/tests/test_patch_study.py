@@ -24,7 +24,7 @@ from mirrorhead_lab.evaluation.patch_study import (
     read_patch_runs,
     scores_on_test,
 )
-from mirrorhead_lab.report.findings import Part
+from mirrorhead_lab.findings.finding import Part
 from mirrorhead_lab.report.patches import part
 from mirrorhead_lab.runtime.errors import RunError
 

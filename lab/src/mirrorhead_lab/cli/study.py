@@ -37,8 +37,8 @@ class Study:
 
         from mirrorhead_lab.evaluation.studies import STUDIES, name_of, run_study
         from mirrorhead_lab.models.pretrained import PretrainedError
-        from mirrorhead_lab.report.page import print_findings
         from mirrorhead_lab.report.studies import PARTS
+        from mirrorhead_lab.report.terminal import print_findings
         from mirrorhead_lab.runtime.jobs import BackendError
         from mirrorhead_lab.runtime.progress import ProgressBars
 

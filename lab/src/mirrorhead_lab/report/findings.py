@@ -1,7 +1,4 @@
-"""What the report shows: findings, and studies with claims, figures and tables.
-
-A finding is one claim, with what was measured, its figure and the verdict.
-"""
+"""Findings of experiments: their results, drawn and judged."""
 
 from __future__ import annotations
 
@@ -9,77 +6,17 @@ import shlex
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from mirrorhead._files import write_atomically
-from mirrorhead_lab import verdicts
 from mirrorhead_lab.experiments import NAMES, load, storage
 from mirrorhead_lab.experiments.experiment import Experiment, Result, TrialSettings
 from mirrorhead_lab.experiments.runner import Run
-from mirrorhead_lab.report.figures import PartFigure
-from mirrorhead_lab.report.table import Table
-from mirrorhead_lab.verdicts import Verdict
-
-#: The words of all verdicts, and of a claim that has none.
-WORDS: tuple[str, ...] = (*verdicts.WORDS, "not finished")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One claim in the report; verdict and figure are None where it did not finish.
-
-    An experiment has settings, an equation and the values of its figure; a claim on real data has
-    the comparisons that decided it, and a word about the runs. docs: page and section of the docs.
-    """
-
-    name: str
-    title: str
-    claim: str
-    command: str
-    docs: tuple[str, str]
-    equation: str = ""
-    settings: TrialSettings | None = None
-    seconds: float = 0.0
-    verdict: Verdict | None = None
-    figure: Markup | None = None
-    values: Table | None = None
-    failure: str = ""
-    comparisons: Table | None = None
-    about: str = ""
-
-    @property
-    def word(self) -> str:
-        """The verdict in a few words."""
-        return self.verdict.word if self.verdict else "not finished"
-
-    @property
-    def rank(self) -> int:
-        """The place when sorted by verdict: what fails comes first."""
-        return len(WORDS) - 1 - WORDS.index(self.word)
-
-
-@dataclass(frozen=True)
-class Part:
-    """A study, which has a section of the report.
-
-    about: what was trained on what; tuning: how settings were chosen, without a full stop;
-    verdict_rule: how its claims are judged; command: what makes the runs.
-    """
-
-    name: str
-    title: str
-    about: str
-    tuning: str
-    verdict_rule: str
-    command: str
-    findings: tuple[Finding, ...] = ()
-    figures: tuple[PartFigure, ...] = ()
-    tables: tuple[Table, ...] = ()
+from mirrorhead_lab.findings.figures import PartFigure
+from mirrorhead_lab.findings.finding import Finding
 
 
 def finding_of(run: Run, out: Path) -> Finding:
@@ -129,7 +66,9 @@ def unfinished(
     experiment: Experiment[Any], settings: TrialSettings, command: str, failure: str
 ) -> Finding:
     """Return the finding of an experiment that has no result, and why."""
-    about = {key: getattr(experiment, key) for key in ("name", "title", "claim", "equation")}
+    about = {
+        key: getattr(experiment, key) for key in ("name", "title", "claim", "equation", "group")
+    }
     docs = ("paper", experiment.name)
     return Finding(**about, settings=settings, command=command, docs=docs, failure=failure)
 

@@ -13,9 +13,10 @@ import numpy as np
 
 from mirrorhead_lab.evaluation import fine_tuning_results as study
 from mirrorhead_lab.evaluation.fine_tuning_results import METHODS, RATES, SEEDS, SHARES, Key, Runs
+from mirrorhead_lab.findings.figures import PartFigure
+from mirrorhead_lab.findings.finding import Finding, Part
+from mirrorhead_lab.findings.table import NOTHING, Cell, Table, mean, number, word
 from mirrorhead_lab.plots import COLOURS, Figure, legend_below, mean_band, panels
-from mirrorhead_lab.report.figures import PartFigure
-from mirrorhead_lab.report.findings import Finding, Part
 from mirrorhead_lab.report.real_data.claims import (
     MARGIN,
     Claim,
@@ -23,7 +24,6 @@ from mirrorhead_lab.report.real_data.claims import (
     Measure,
     judge_comparisons,
 )
-from mirrorhead_lab.report.table import NOTHING, Cell, Table, mean, number, word
 
 NAME = "fine-tuning"
 COMMAND = "mirrorhead study fine-tuning"
@@ -59,7 +59,8 @@ def part(runs: Runs) -> Part:
     title = "Fine-tuning a pretrained encoder"
     findings = tuple(judge(runs, claim) for claim in CLAIMS)
     tables = (_results(runs), _tuning(runs))
-    return Part(NAME, title, about, tuning, RULE, COMMAND, findings, (figure,), tables)
+    group = "Beyond the paper"
+    return Part(NAME, title, about, tuning, RULE, COMMAND, findings, (figure,), tables, group)
 
 
 def judge(runs: Runs, claim: Claim) -> Finding:

@@ -16,9 +16,11 @@ import numpy as np
 
 from mirrorhead_lab.evaluation import language_results as study
 from mirrorhead_lab.evaluation.language_results import METHODS, RATES, SEEDS, LanguageRun, Runs
+from mirrorhead_lab.findings.figures import PartFigure
+from mirrorhead_lab.findings.finding import Finding, Part
+from mirrorhead_lab.findings.statistics import welch
+from mirrorhead_lab.findings.table import NOTHING, Cell, Table, between, mean, number, word
 from mirrorhead_lab.plots import COLOURS, Figure, legend_below, mean_band, panels
-from mirrorhead_lab.report.figures import PartFigure
-from mirrorhead_lab.report.findings import Finding, Part
 from mirrorhead_lab.report.real_data.claims import (
     Claim,
     Comparison,
@@ -27,8 +29,6 @@ from mirrorhead_lab.report.real_data.claims import (
     judge_comparisons,
     with_remark,
 )
-from mirrorhead_lab.report.real_data.statistics import welch
-from mirrorhead_lab.report.table import NOTHING, Cell, Table, between, mean, number, word
 from mirrorhead_lab.training.language_model import CHARACTERS
 
 NAME = "language"
@@ -72,7 +72,8 @@ def part(runs: Runs) -> Part:
         PartFigure(f"{NAME}-{name}-figure", caption, partial(draw, runs))
         for name, caption, draw in DRAWINGS
     )
-    return Part(NAME, title, about, tuning, RULE, COMMAND, findings, figures, tables)
+    group = "Beyond the paper"
+    return Part(NAME, title, about, tuning, RULE, COMMAND, findings, figures, tables, group)
 
 
 def judge(runs: Runs, claim: Claim) -> Finding:

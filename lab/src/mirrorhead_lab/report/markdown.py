@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mirrorhead._files import write_atomically
-from mirrorhead_lab.report.findings import Finding, Part
+from mirrorhead_lab.findings.finding import Finding, Part
+from mirrorhead_lab.findings.table import Table, markdown, word
 from mirrorhead_lab.report.studies import NAMES
-from mirrorhead_lab.report.table import Table, markdown, word
 from mirrorhead_lab.runtime.errors import UserError
 
 MARK = re.compile(r"^<!-- (begin ([\w-]+)|end) -->$", re.MULTILINE)

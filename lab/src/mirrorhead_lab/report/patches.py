@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from mirrorhead_lab.evaluation import patch_study as study
 from mirrorhead_lab.evaluation.patch_study import METHODS, OURS, SENTENCES, SIZES, SMALL, TASKS
+from mirrorhead_lab.findings.figures import PartFigure
+from mirrorhead_lab.findings.finding import Finding, Part
+from mirrorhead_lab.findings.statistics import NOT_DECIDED, outcome, welch
+from mirrorhead_lab.findings.table import NOTHING, Cell, Table, mean, number, word
 from mirrorhead_lab.plots import COLOURS, GREY, legend_below, panels
-from mirrorhead_lab.report.figures import PartFigure
-from mirrorhead_lab.report.findings import Finding, Part
-from mirrorhead_lab.report.real_data.statistics import NOT_DECIDED, outcome, welch
-from mirrorhead_lab.report.table import NOTHING, Cell, Table, mean, number, word
 from mirrorhead_lab.verdicts import judge
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def part(runs: Runs) -> Part:
             *(accuracy_table(runs, task) for task in tasks),
             *(_tuning_table(runs, task) for task in tasks),
         ),
+        "Beyond the paper",
     )
 
 

@@ -10,8 +10,8 @@ from mirrorhead_lab.evaluation import patch_study
 from mirrorhead_lab.evaluation.head_margins import load_margins
 from mirrorhead_lab.evaluation.results import load_comparisons
 from mirrorhead_lab.evaluation.studies import STUDIES
+from mirrorhead_lab.findings.finding import Part
 from mirrorhead_lab.report import fine_tuning, language, patches
-from mirrorhead_lab.report.findings import Part
 from mirrorhead_lab.report.real_data import part
 from mirrorhead_lab.report.real_data.margins import margins_part
 

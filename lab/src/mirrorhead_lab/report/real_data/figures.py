@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from mirrorhead_lab.evaluation.results import KINDS, SHARES, ComparisonResults, Histogram
+from mirrorhead_lab.findings.figures import PartFigure
 from mirrorhead_lab.plots import COLOURS, Figure, legend_below, mean_band, panels
-from mirrorhead_lab.report.figures import PartFigure
 from mirrorhead_lab.report.real_data.large_weights import threshold
 
 CAPTIONS = {

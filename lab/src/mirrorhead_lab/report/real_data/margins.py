@@ -22,17 +22,17 @@ from mirrorhead_lab.evaluation.head_margins import (
     exponents,
     mean_over_heads,
 )
-from mirrorhead_lab.plots import COLOURS, Figure, legend_below, panels
-from mirrorhead_lab.report.figures import PartFigure
-from mirrorhead_lab.report.findings import Finding, Part
-from mirrorhead_lab.report.real_data.statistics import (
+from mirrorhead_lab.findings.figures import PartFigure
+from mirrorhead_lab.findings.finding import Finding, Part
+from mirrorhead_lab.findings.statistics import (
     NOT_DECIDED,
     Outcome,
     outcome,
     paired,
     welch,
 )
-from mirrorhead_lab.report.table import Cell, Table, mean, number, word
+from mirrorhead_lab.findings.table import Cell, Table, mean, number, word
+from mirrorhead_lab.plots import COLOURS, Figure, legend_below, panels
 from mirrorhead_lab.verdicts import judge
 
 #: By the exponent that they were trained with.

@@ -17,8 +17,8 @@ from mirrorhead_lab.evaluation.results import (
     OptimizerResults,
     RunResults,
 )
+from mirrorhead_lab.findings.table import NOTHING, Cell, Table, between, mean, number, word
 from mirrorhead_lab.report.real_data.large_weights import counted, explained, threshold
-from mirrorhead_lab.report.table import NOTHING, Cell, Table, between, mean, number, word
 
 #: Headings and cells of a table with a row for each optimizer.
 Columns = dict[str, Callable[[OptimizerResults], Cell]]

@@ -1,0 +1,1 @@
+"""What is shown of a result: findings, tables, figures, and the statistics behind verdicts."""
