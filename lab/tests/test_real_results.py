@@ -17,6 +17,7 @@ from mirrorhead_lab.evaluation.results import (
     Histogram,
     load_results,
 )
+from mirrorhead_lab.evaluation.sparsity import large_from
 from mirrorhead_lab.findings.statistics import Difference, outcome, welch
 from mirrorhead_lab.report.real_data import part
 from mirrorhead_lab.report.real_data.claims import CLAIMS, claims_of, judge_claim, judge_study
@@ -336,6 +337,24 @@ def test_figure_8_and_table_1_come_out_as_the_docs_say() -> None:
     rows = {row[0].text: row for row in both.comparisons.rows[:3]}
     for name in ("large weights of K", "large weights of Q", "large weights of V"):
         assert rows[name][4].text in page
+
+
+@pytest.mark.parametrize(("study", "sure"), [("imdb", "KQV"), ("imdb-to-the-end", "KQ")])
+def test_interpolation_decides_one_sign_of_figure_8(study: str, sure: str) -> None:
+    """Whichever way the weights of a bin lie, all differences but one keep their sign."""
+    found = load_results(RESULTS / f"{study}.json")
+    one, two = (next(o for o in found.optimizers if o.name == name) for name in (P11, P2))
+    size = large_from(64)
+    for kind in ("key", "query", "value"):
+        bounds = []
+        for optimizer in (one, two):
+            rows = [run.measures.weights[kind].histogram for run in optimizer.runs]
+            for edges in ([min(e for e in h.edges if e >= size) for h in rows],
+                          [max(e for e in h.edges if e <= size) for h in rows]):  # fmt: skip
+                bounds.append(np.mean([h.count_from(e) for h, e in zip(rows, edges, strict=True)]))
+        (low, high), (low_two, high_two) = bounds[:2], bounds[2:]
+        decided = (low - high_two) * (high - low_two) > 0
+        assert decided == (kind[0].upper() in sure)
 
 
 def test_seeds_that_diverged_are_left_out_and_named(tmp_path: Path) -> None:
