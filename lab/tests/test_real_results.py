@@ -67,6 +67,7 @@ def test_outcomes_at_the_edges() -> None:
 LOW, MIDDLE, HIGH = Level(accuracy=0.83), Level(accuracy=0.84), Level(accuracy=0.86)
 SPARSE, DENSE = Level(large=800, sparsity=0.6), Level(large=1200, sparsity=0.4)
 FIRM = Level(falls=0.01)
+FIGURE_11 = next(claim for claim in CLAIMS if claim.name == "figure-11")
 P11, P15, P2, P3 = "MD p=1.1", "MD p=1.5", "MD p=2", "MD p=3"
 SGD, ADAM11, ADAM15, ADAMW = "SGD, momentum", "MirrorAdam p=1.1", "MirrorAdam p=1.5", "AdamW"
 
@@ -207,6 +208,12 @@ def test_what_was_not_run_is_not_refuted(tmp_path: Path) -> None:
     assert paper and paper.word == "not seen at this scale"
     assert "384 dimensions" in paper.remark and "64 dimensions" in paper.remark
     assert "for 5 epochs" in paper.remark  # those of the file
+    for said in ("256 tokens", "20,185", "LayerNorm", "dropout of attention weights", "GELU"):
+        assert said in paper.remark
+    images = judge_claim(loaded(tmp_path, made_up("cifar10", {P11: DENSE})), FIGURE_11).verdict
+    assert images
+    for said in ("cropped and flipped", "compares it with Adam.", "cosine schedule"):
+        assert said in images.remark
     assert ours and ours.word == "not decided" and "contain both answers" in ours.remark
     # At the paper's own size and length the same numbers refute it.
     same = {**made_up("imdb", {P11: LOW}), "preset": "paper-3"}

@@ -77,6 +77,13 @@ def verdict(result: Result[Settings]) -> Verdict:
     inside = [(result[name] <= mu_0).sum(0) for name in ("start", "end")]
     middle = {name: _medians(result[name]) for name in result.arrays}
     rare = max(part.max() for part in inside) <= 0.05 * trials
+    least = (
+        f" A cone also has a least norm: Lemma 10 needs a median of "
+        f"{listed(middle['radius'], '.1e')} ||W_mm||, and the paths end at "
+        f"{listed(middle['length'], '.0f')} ||W_mm||."
+        if np.isfinite(middle["radius"]).all()
+        else ""
+    )
     return judge(
         f"p = {listed(settings.p, 'g')}: medians of delta {listed(middle['delta'])}, of mu_0 "
         f"{listed(middle['mu_0'], '.0e')}, of the divergence at which (13) first fails "
@@ -86,9 +93,7 @@ def verdict(result: Result[Settings]) -> Verdict:
         f"The theorems say nothing about the paths of Figure 4, which start outside the cones. "
         f"Of the {trials} paths for each p {listed(inside[0], 'd')} start and "
         f"{listed(inside[1], 'd')} end within mu_0; they end at a median D of "
-        f"{listed(middle['end'], '.1e')}. A cone also has a least norm: Lemma 10 needs a median "
-        f"of {listed(middle['radius'], '.1e')} ||W_mm||, and the paths end at "
-        f"{listed(middle['length'], '.0f')} ||W_mm||." if rare else "",
+        f"{listed(middle['end'], '.1e')}.{least}" if rare else "",
     )  # fmt: skip
 
 
