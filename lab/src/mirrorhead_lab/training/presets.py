@@ -64,7 +64,7 @@ PRESETS = {
         TextSettings.laptop(),
         TrainSettings(epochs=5, batch_size=32, schedule="cosine", clip=1.0, fused=True),
     ),
-    # As the paper trains: a constant rate until 99.5 %, and the weights at the end.
+    # Like the paper's training: a constant rate until 99.5 %, and the weights at the end.
     "laptop-to-the-end": Preset(
         "imdb",
         TextSettings.laptop(),
@@ -253,7 +253,7 @@ COMPARISONS = {
         },
         seeds=(0, 1, 2, 3, 4),
     ),
-    # Constant rates until 99.5 % of the training reviews are right, as the paper trains.
+    # Constant rates until 99.5 % of the training reviews are right, like the paper's.
     "imdb-to-the-end": Comparison(
         "laptop-to-the-end",
         {
