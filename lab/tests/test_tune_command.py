@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import shutil
 from pathlib import Path
@@ -15,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from mirrorhead._files import write_json
 from mirrorhead.patches import Patch
 from mirrorhead_lab.cli.main import main
-from mirrorhead_lab.datasets import DataError, load_own_sentences, load_sentences
+from mirrorhead_lab.datasets import find
 from mirrorhead_lab.models.pretrained import PretrainedClassifier, Tokens, accuracy
 from mirrorhead_lab.training import checkpoints
 from mirrorhead_lab.training.run_folder import locked_folder
@@ -58,7 +57,7 @@ def test_the_patch_gives_the_scored_model_and_the_base_back(
     state = load_file(tmp_path / "tuned" / "model.safetensors")
     model = PretrainedClassifier(base, 2)
     model.load_tuned(state)
-    task = load_own_sentences(texts)
+    task = find(str(texts)).read()
     tokens = Tokens(base, task.test.texts, task.test.labels, 32)
     assert accuracy(model, tokens) == result["patch"]["test"]
     command = ["patch", "revert", str(tmp_path / "tuned"), str(patch)]
@@ -241,7 +240,7 @@ def test_a_base_in_bf16(
     [
         (["--p", "1"], "p must be above 1"),
         (["--seed", "-1"], "seed must be at least 0"),
-        (["--max-length", "2"], "max_length must be above 2"),
+        (["--max-length", "2"], "--max-length must be above 2"),
         (["--reach", "0"], "reach must be above 0"),
         (["--keep", "0"], "--keep must be above 0"),
         (["--epochs", "0"], "epochs must be at least 1"),
@@ -269,80 +268,9 @@ def test_texts_with_more_tokens_than_the_base_has_positions(
     assert "--max-length must be at most 32" in capsys.readouterr().err
 
 
-class TestSentences:
-    def test_kims_files(self, tmp_path: Path) -> None:
-        folder = tmp_path / "sentences"
-        folder.mkdir()
-        lines = [f"{i % 6} question number {i} caf\xe9" for i in range(200)]
-        (folder / "TREC.train.all").write_bytes("\n".join(lines).encode("latin-1"))
-        (folder / "TREC.test.all").write_bytes(b"3 Who was Galileo ?\n")
-        found = load_sentences("trec", tmp_path, partial=True)
-        assert found.test.texts == ("Who was Galileo ?",)
-        assert found.classes[found.test.labels[0]] == "person"
-        assert len(found.train) + len(found.validation) == 200
-        assert found.train.texts[0].endswith("caf\xe9")
-        with pytest.raises(DataError, match="expected 5,452"):
-            load_sentences("trec", tmp_path)
-        (folder / "TREC.test.all").write_bytes(b"6 no such class\n")
-        with pytest.raises(DataError, match="line 1: not a label below 6"):
-            load_sentences("trec", tmp_path, partial=True)
-        with pytest.raises(ValueError, match="sst2, trec, subj, cr"):
-            load_sentences("mpqa", tmp_path)
-
-    def test_copies_of_a_text_are_on_one_side(self, tmp_path: Path) -> None:
-        rows = [{"text": f"text {i % 40}", "label": i % 2} for i in range(120)]
-        (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
-        found = load_own_sentences(tmp_path / "own.jsonl")
-        sides = [set(part.texts) for part in (found.train, found.validation, found.test)]
-        assert not (sides[0] & sides[1] or sides[0] & sides[2] or sides[1] & sides[2])
-        assert sum(map(len, (found.train, found.validation, found.test))) == 120
-
-    @pytest.mark.parametrize(
-        ("content", "message"),
-        [
-            ("text,label\nfine,\n", "line 2: each line needs a text and a label"),
-            ("sentence,kind\nfine,yes\n", "line 2: each line needs"),
-            ("text,label\nfine,yes\ngood,yes\n", "has 1 classes"),
-            ("", "has 0 classes"),
-            ("text,label\nfine,yes\nbad,no\n", "too few for three sets"),
-            ("text,label\nfine, if long,yes\n", "line 2: more fields than the first line names"),
-            ('text,label\nfine,yes\n"bad,no\n', "after line 2: not CSV"),
-            ("text,label\na,1\nb,2\nc,3\nd,4\n", "has 4 classes for 4 texts"),
-            ("text,label\nfine, yes\nbad,yes\n", "has 1 classes"),
-        ],
-    )
-    def test_own_files_that_cannot_be_used(
-        self, content: str, message: str, tmp_path: Path
-    ) -> None:
-        (tmp_path / "own.csv").write_text(content)
-        with pytest.raises(DataError, match=message):
-            load_own_sentences(tmp_path / "own.csv")
-
-    def test_long_texts_odd_lines_and_any_language(self, tmp_path: Path) -> None:
-        texts = [
-            f"\u0445\u043e\u0440\u043e\u0448\u043e {chr(0x430 + i % 30) * (i + 1)}"
-            for i in range(99)
-        ]
-        texts += ["long " * 30_000, "one\u2028two"]
-        rows = [{"text": text, "label": i % 2} for i, text in enumerate(texts)]
-        lines = (json.dumps(row, ensure_ascii=False) for row in rows)
-        (tmp_path / "own.jsonl").write_text("\r\n".join(lines), encoding="utf-8")
-        with (tmp_path / "own.csv").open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, ["label", "text"])
-            writer.writeheader()
-            writer.writerows(rows)
-        one, two = (load_own_sentences(tmp_path / f"own.{kind}") for kind in ("jsonl", "csv"))
-        assert one.fingerprint() == two.fingerprint()
-        parts = (one.train, one.validation, one.test)
-        assert sorted(text for part in parts for text in part.texts) == sorted(texts)
-        assert min(map(len, parts)) >= 3
-
-    def test_half_a_character(self, tmp_path: Path) -> None:
-        (tmp_path / "own.jsonl").write_text(r'{"text": "a \ud800", "label": 1}')
-        with pytest.raises(DataError, match="line 1: the text holds half a character"):
-            load_own_sentences(tmp_path / "own.jsonl")
-
-    def test_lines_that_are_not_json(self, tmp_path: Path) -> None:
-        (tmp_path / "own.jsonl").write_text('{"text": "fine", "label": 1}\nno\n')
-        with pytest.raises(DataError, match="line 2: not JSON"):
-            load_own_sentences(tmp_path / "own.jsonl")
+def test_only_texts_can_be_tuned(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["tune", "cifar10", "--base", str(base), "--out", str(tmp_path / "run")]
+    assert main(command) == 2
+    assert "tune is for texts, cifar10 has images" in capsys.readouterr().err

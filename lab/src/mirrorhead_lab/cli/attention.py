@@ -13,6 +13,7 @@ from tyro.conf import Positional, arg
 from mirrorhead._files import write_atomically
 from mirrorhead_lab.cli.options import Flag, option
 from mirrorhead_lab.runtime.errors import UserError
+from mirrorhead_lab.runtime.folders import check_new_file
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -82,8 +83,7 @@ class Attention:
         if self.html is not None:
             from mirrorhead_lab.report.page import check_free
 
-            if self.html.is_dir():
-                raise UserError(f"--html {self.html} is a folder: give the name of a file")
+            check_new_file(self.html, "--html")
             try:
                 check_free(self.html)
             except UserError as error:
@@ -100,7 +100,8 @@ class Attention:
         if not isinstance(settings, TextSettings):
             raise UserError(f"{self.folder} is a run on {run.preset.data}, which has no texts")
         tokenizer = load_tokenizer(self.data, max_length=settings.max_length, partial=self.partial)
-        return [read_attention(run.model, tokenizer, text) for text in texts]
+        classes = run.preset.classes
+        return [read_attention(run.model, tokenizer, text, classes) for text in texts]
 
     def _rows(self, reading: AttentionReading) -> list[tuple[str, Tensor]]:
         """Return the attention of [CLS], with a name for each line."""

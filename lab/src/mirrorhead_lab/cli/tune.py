@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,10 @@ from tyro.conf import Positional
 from mirrorhead_lab.cli import options
 from mirrorhead_lab.cli.options import option
 from mirrorhead_lab.runtime.errors import UserError
+from mirrorhead_lab.runtime.folders import check_writable
 
 if TYPE_CHECKING:
-    from mirrorhead_lab.datasets import Sentences
+    from mirrorhead_lab.datasets import Splits, Texts
     from mirrorhead_lab.training.tuning import SizeRow
 
 
@@ -31,7 +33,8 @@ class Tune:
     """
 
     task: Annotated[Positional[str], option("TASK")]
-    """sst2, trec, subj, cr, or a file of one's own: .csv or .jsonl with "text" and "label"."""
+    """imdb, sst2, trec, subj or cr; a file of one's own, .csv or .jsonl with "text" and "label"; or
+    a module of one's own."""
     base: Annotated[Path | None, option("FOLDER")] = None
     """The pretrained encoder, a Hugging Face folder (default: all-MiniLM-L6-v2)."""
     p: float = 1.03
@@ -58,13 +61,14 @@ class Tune:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a folder is all that is read
         if not 0 < self.keep <= 1:
             raise UserError(f"--keep must be above 0 and at most 1, got {self.keep}")
-        from mirrorhead_lab.datasets import DataError
         from mirrorhead_lab.models.pretrained import PretrainedError
 
-        with options.user_errors(DataError, PretrainedError, ValueError, OSError):
+        with options.user_errors(PretrainedError, ValueError, command=self):
             return self._tune()
 
     def _tune(self) -> int:
+        from mirrorhead.patches.model_config import classifier_config
+        from mirrorhead_lab.datasets import fingerprint_of
         from mirrorhead_lab.models.pretrained import PretrainedClassifier, default_encoder
         from mirrorhead_lab.training import Console
         from mirrorhead_lab.training.tuning import TuneSets, TuneSettings, is_finished, tune
@@ -80,10 +84,13 @@ class Tune:
         about = {"task": task.name, "classes": list(task.classes), "base": str(base)}
         about |= {"keep": self.keep} | dataclasses.asdict(settings)
         # The same names can stand for other texts and weights, whose results are not these.
-        about |= {"content of the data": task.fingerprint(), "content of the base": _sha256(base)}
+        about |= {"content of the data": fingerprint_of(task), "content of the base": _sha256(base)}
         if is_finished(folder, about):
             return self._show(folder, base)
+        config = classifier_config(task.classes, settings.max_length)
+        check_writable(folder)
         model = PretrainedClassifier(base, len(task.classes))
+        model.config = config
         sets = TuneSets.of(task, base, settings)
         longest = max(part.longest() for part in (sets.train, sets.validation, sets.test))
         positions = getattr(model.encoder.config, "max_position_embeddings", None)
@@ -101,8 +108,6 @@ class Tune:
 
         content = read_json(folder / TABLE, dict[str, Any])
         if self.json:
-            import json
-
             print(json.dumps({"run": str(folder), **content}, indent=1))
             return 0
         _print_table(
@@ -110,21 +115,18 @@ class Tune:
         )
         print(f"patch: {folder / PATCH}")
         print(f"apply: mirrorhead patch apply {base} {folder / PATCH} -o TUNED")
+        print('classify: mirrorhead classify TUNED "a text" "another"')
         how = f"--count WEIGHTS --whole '{HEAD}' -o FILE"
         print(f"another size: mirrorhead patch make {base} {folder / TUNED} {how}")
         return 0
 
-    def _task(self) -> Sentences:
-        from mirrorhead_lab.datasets import load_own_sentences, load_sentences
-        from mirrorhead_lab.datasets.sentences import TASKS
+    def _task(self) -> Splits[Texts]:
+        from mirrorhead_lab.datasets import find
 
-        path = Path(self.task)
-        if path.suffix in (".csv", ".jsonl"):
-            return load_own_sentences(path)
-        if self.task not in TASKS:
-            known = f"{', '.join(TASKS)}, or a .csv or .jsonl file"
-            raise UserError(f"the task must be one of {known}, got {self.task!r}")
-        return load_sentences(self.task, self.data, download=self.download, partial=self.partial)
+        data = find(self.task)
+        if data.kind != "text":
+            raise UserError(f"tune is for texts, {self.task} has {data.kind}")
+        return data.read(self.data, download=self.download, partial=self.partial)
 
 
 def _sha256(base: Path) -> str:

@@ -15,8 +15,14 @@ import torch
 from torch import Tensor
 
 from mirrorhead._files import new_folder, sha256_of, write_json
-from mirrorhead_lab.datasets.reviews import Texts, check_content, read_text
-from mirrorhead_lab.datasets.sources import Folder, cache_root, locate, published_sha256
+from mirrorhead_lab.datasets.sources import (
+    Folder,
+    cache_root,
+    locate,
+    publish,
+    published_sha256,
+)
+from mirrorhead_lab.datasets.texts import Texts, check_content, read_text
 from mirrorhead_lab.runtime.errors import DataError
 
 if TYPE_CHECKING:
@@ -26,6 +32,14 @@ PAD, UNK, CLS, SEP = "[PAD]", "[UNK]", "[CLS]", "[SEP]"
 MOST_TOKENS = 1 << 16  # they are stored in two bytes
 FORMAT = 2
 CHUNK = 1_000
+
+# Apache-2.0; cite Devlin et al. 2019.
+publish(
+    "bert",
+    "bert-uncased",
+    "https://huggingface.co/google-bert/bert-base-uncased/resolve/main/",
+    "vocab.txt 231508 07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
+)
 
 
 def load_tokenizer(
@@ -140,7 +154,7 @@ def encode(texts: Texts, tokenizer: Tokenizer, cache: str | Path | None = None) 
     key = sha256_of(about, texts.labels.astype("<i8").tobytes(), *parts)[:32]
     folder = (cache_root() / "encoded" if cache is None else Path(cache)) / key
     if not folder.is_dir():
-        with new_folder(folder) as fresh:
+        with new_folder(folder, shared=True) as fresh:
             _write(texts, tokenizer, key, fresh)
     return _open(folder, key)
 

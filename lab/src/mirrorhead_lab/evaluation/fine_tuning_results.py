@@ -31,8 +31,7 @@ from msgspec import Meta, Struct
 from torch.optim import AdamW, Optimizer
 
 from mirrorhead.optim import MirrorAdam
-from mirrorhead_lab.datasets import LabelledTexts, Sentences, load_imdb
-from mirrorhead_lab.datasets.reviews import without
+from mirrorhead_lab.datasets import LabelledTexts, Sentences, load_imdb, without
 from mirrorhead_lab.evaluation.attention_reading import normalized_entropy
 from mirrorhead_lab.models import attention_maps
 from mirrorhead_lab.models.pretrained import PretrainedClassifier, accuracy, default_encoder

@@ -19,10 +19,20 @@ import torch
 from torch import nn
 
 from mirrorhead._files import sha256_of, write_json
-from mirrorhead_lab.datasets.batches import even_batches
-from mirrorhead_lab.datasets.cifar10 import Pictures, load_cifar10
-from mirrorhead_lab.datasets.encoded import Encoded, encode, load_tokenizer
-from mirrorhead_lab.datasets.reviews import Pairs, Rationales, load_cad, load_eraser, load_imdb
+from mirrorhead_lab.datasets import (
+    Encoded,
+    Pairs,
+    Pictures,
+    Rationales,
+    Texts,
+    encode,
+    even_batches,
+    find,
+    load_cad,
+    load_eraser,
+    load_tokenizer,
+)
+from mirrorhead_lab.datasets.sources import require
 from mirrorhead_lab.evaluation import rationales, sparsity
 from mirrorhead_lab.evaluation.attention_reading import normalized_entropy
 from mirrorhead_lab.evaluation.results import SHARES, SPLITS
@@ -55,12 +65,12 @@ class EvaluationData:
     """The data sets that runs are measured on; each is read when it is first used.
 
     Args:
-        kind: what the runs were trained on, "imdb" or "cifar10".
+        name: what the runs were trained on, as `find` takes it.
         max_length: of the model's texts.
         folder, partial: as in `load_imdb`.
     """
 
-    kind: str
+    name: str
     max_length: int | None = None
     folder: str | Path | None = None
     partial: bool = False
@@ -80,10 +90,8 @@ class EvaluationData:
     @cached_property
     def test(self) -> Encoded | Pictures:
         """The test split, as published."""
-        if self.kind == "imdb":
-            texts = load_imdb("test", self.folder, partial=self.partial)
-            return encode(texts, self.tokenizer)
-        return load_cifar10("test", self.folder, partial=self.partial)
+        found = find(self.name).read_test(self.folder, partial=self.partial)
+        return encode(found, self.tokenizer) if isinstance(found, Texts) else found
 
     @cached_property
     def eraser(self) -> dict[str, Rationales]:
@@ -102,6 +110,14 @@ class EvaluationData:
         return {
             split: load_cad(split, self.folder, partial=self.partial) for split in SPLITS["cad"]
         }
+
+    def require(self, parts: Iterable[str]) -> None:
+        """Refuse to begin while data sets are missing that these parts are measured on."""
+        own = find(self.name)
+        sets = [name for part in parts for name in SETS.get(part, (*own.sources, "bert"))]
+        texts = own.kind == "text"
+        wanted = [name for name in dict.fromkeys(sets) if texts or name != "bert"]
+        require(*wanted, folder=self.folder)
 
     def digest(self, part: str) -> str:
         """Return a hash of the data that a part is measured on; an error if they are missing."""
@@ -138,8 +154,10 @@ def measure(
         parts: which; all that fit the run if None.
         tell: called with the name of each part before it is computed.
     """
-    # All stamps first: data that are missing are named before the work.
-    stamps = {part: stamp(run.folder, data, part) for part in check_parts(run, parts)}
+    # What is missing is named before the work: data first, all at once.
+    asked = check_parts(run, parts)
+    data.require(asked)
+    stamps = {part: stamp(run.folder, data, part) for part in asked}
     found = {}
     for part, wanted in stamps.items():
         kept = _read(run.folder)
@@ -286,3 +304,5 @@ MEASURES: dict[str, Callable[[Run, EvaluationData], dict[str, Any]]] = {
     "milestones": _milestones,
 }
 TEXTS_ONLY = ("eraser", "cad")
+#: The data sets of a part; those that are not here use what the run was trained on.
+SETS = {"weights": (), "eraser": ("eraser", "bert"), "cad": ("cad", "bert")}

@@ -73,7 +73,7 @@ def save_checkpoint(
     tensors, options = _optimizer_parts(model, optimizers)
     if not write:
         return
-    with new_folder(folder / f"step-{step:08d}", durable=True) as fresh:
+    with new_folder(folder / f"step-{step:08d}", durable=True, shared=True) as fresh:
         files = {MODEL: weights, OPTIMIZER: save(tensors)}
         if twin is not None:
             with suppress(OSError):

@@ -93,6 +93,7 @@ def complete_run(
         group: the processes that train together; one alone if None.
     """
     group, settings = group or ProcessGroup(), chosen.training
+    chosen = chosen.for_classes(sets.classes)
     with run_folder.locked_run(folder, wait=wait) if group.is_first else nullcontext():
         if group.is_first and run_folder.check_run_folder(folder) is None:
             run_folder.describe_run(folder, chosen)

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from torch import nn
 
-from mirrorhead_lab.datasets.batches import Examples
-from mirrorhead_lab.datasets.cifar10 import Pictures, load_cifar10
-from mirrorhead_lab.datasets.encoded import encode, load_tokenizer
-from mirrorhead_lab.datasets.reviews import imdb_protocol
-from mirrorhead_lab.datasets.sources import Folder
+from mirrorhead.potentials import check_p
+from mirrorhead_lab.datasets import Examples, encode, find, load_tokenizer
+from mirrorhead_lab.datasets.dataset import Kind
+from mirrorhead_lab.datasets.sources import Folder, require
 from mirrorhead_lab.models import TextClassifier, TextSettings, ViT, ViTSettings
+from mirrorhead_lab.runtime.errors import DataError
 from mirrorhead_lab.training.settings import (
     OPTIMIZERS,
     OPTIONS,
@@ -29,43 +29,56 @@ from mirrorhead_lab.training.settings import (
 
 #: Training accuracies at which the weights of `laptop-to-the-end` are kept, from the first epoch.
 MILESTONES = (0.0, 0.8, 0.85, 0.9, 0.925, 0.95, 0.975, 0.99, 0.995)
-#: The last 5,000 training images are the validation set.
-CIFAR10_VALIDATION = 5_000
+#: By the kind of data, the classes of the model and its settings, the usual data set and preset.
+MODELS: dict[Kind, tuple[Any, Any]] = {
+    "text": (TextClassifier, TextSettings),
+    "images": (ViT, ViTSettings),
+}
+USUAL_DATA: dict[Kind, str] = {"text": "imdb", "images": "cifar10"}
+USUAL_PRESET: dict[Kind, str] = {"text": "laptop", "images": "laptop-vit"}
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A data set, a model and how to train it."""
+    """A model and how to train it on data of one kind; and of a run, on which data set.
 
-    data: Literal["imdb", "cifar10"]
+    data: what `datasets.find` takes; classes: their names, as the data set has them.
+    """
+
+    kind: Kind
     model: TextSettings | ViTSettings
     training: TrainSettings
+    data: str = ""
+    classes: tuple[str, ...] = ()
 
     def build(self) -> nn.Module:
         """Return a new model, initialised from torch's current random state."""
-        if isinstance(self.model, TextSettings):
-            return TextClassifier(self.model)
-        return ViT(self.model)
+        return MODELS[self.kind][0](self.model)
+
+    def for_classes(self, classes: tuple[str, ...]) -> Preset:
+        """Return the preset for a data set with these classes."""
+        return replace(self, classes=classes, model=replace(self.model, classes=len(classes)))
 
 
 @dataclass(frozen=True)
 class Sets:
-    """Training set, validation set, and the test set that is scored once at the end."""
+    """Training set, validation set, the test set that is scored once at the end, and classes."""
 
     train: Examples
     validation: Examples
     test: Examples
+    classes: tuple[str, ...]
 
 
 PRESETS = {
     "laptop": Preset(
-        "imdb",
+        "text",
         TextSettings.laptop(),
         TrainSettings(epochs=5, batch_size=32, schedule="cosine", clip=1.0, fused=True),
     ),
-    # As the paper trains: a constant rate until 99.5 %, and the weights at the end.
+    # Like the paper's training: a constant rate until 99.5 %, and the weights at the end.
     "laptop-to-the-end": Preset(
-        "imdb",
+        "text",
         TextSettings.laptop(),
         TrainSettings(
             epochs=60, batch_size=32, clip=1.0, stop_at=0.995, choose="last",
@@ -73,21 +86,21 @@ PRESETS = {
         ),
     ),
     "laptop-vit": Preset(
-        "cifar10",
+        "images",
         ViTSettings.laptop(),
         TrainSettings(epochs=15, batch_size=50, schedule="cosine", fused=True),
     ),
     # "Until train accuracy 99.5 %": the number of epochs is only a bound.
     **{
         f"paper-{size}": Preset(
-            "imdb",
+            "text",
             TextSettings.paper(size),
             TrainSettings(epochs=200, batch_size=100, stop_at=0.995, fused=True),
         )
         for size in (3, 4, 6)
     },
     "vit-paper": Preset(
-        "cifar10", ViTSettings(), TrainSettings(epochs=1_000, batch_size=100, fused=True)
+        "images", ViTSettings(), TrainSettings(epochs=1_000, batch_size=100, fused=True)
     ),
 }  # fmt: skip
 
@@ -103,8 +116,12 @@ RATES = {
 }
 
 
-def preset(name: str, optimizer: OptimizerSettings | None = None, p: float = 1.1) -> Preset:
+def preset(
+    name: str, optimizer: OptimizerSettings | None = None, p: float = 1.1, data: str | None = None
+) -> Preset:
     """Return settings by name, with mirror descent at the known rate for `p` or another optimizer.
+
+    data: the data set; None for IMDb or CIFAR-10.
 
     >>> preset("paper-3", p=2.0).training.optimizer
     OptimizerSettings(name='mirror-descent', lr=0.04, p=2.0, momentum=0.0, normalize=None,
@@ -113,8 +130,9 @@ def preset(name: str, optimizer: OptimizerSettings | None = None, p: float = 1.1
     if name not in PRESETS:
         raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
     found = PRESETS[name]
-    optimizer = optimizer or _usual_optimizer(name, p)
-    return replace(found, training=replace(found.training, optimizer=optimizer))
+    optimizer = optimizer or _usual_settings(name, p)
+    training = replace(found.training, optimizer=optimizer)
+    return replace(found, training=training, data=data or USUAL_DATA[found.kind])
 
 
 def usual_knee(name: str, p: float | None) -> float:
@@ -126,34 +144,40 @@ def usual_knee(name: str, p: float | None) -> float:
     return 1.0 if name == "mirror-adam" and p is not None and p < 2 else 0.0
 
 
-def _usual_optimizer(name: str, p: float) -> OptimizerSettings:
-    if name == "laptop-vit":
-        return OptimizerSettings("mirror-adam", lr=3e-3, p=p, knee=usual_knee("mirror-adam", p))
+def usual_optimizer(name: str) -> OptimizerName:
+    """Return the optimizer of a preset for which a learning rate is known."""
+    return "mirror-adam" if name == "laptop-vit" else "mirror-descent"
+
+
+def _usual_settings(name: str, p: float) -> OptimizerSettings:
+    check_p(p)
+    optimizer = usual_optimizer(name)
+    if optimizer == "mirror-adam":
+        return OptimizerSettings(optimizer, lr=3e-3, p=p, knee=usual_knee(optimizer, p))
     if p not in RATES[name]:
         raise ValueError(
             f"no learning rate is known for p = {p:g} in {name}, only for"
-            f" {', '.join(f'{k:g}' for k in RATES[name])}: give one"
+            f" {', '.join(f'{k:g}' for k in RATES[name])}: give another p, or a rate (--lr)"
         )
-    return OptimizerSettings("mirror-descent", lr=RATES[name][p], p=p)
+    return OptimizerSettings(optimizer, lr=RATES[name][p], p=p)
 
 
 def load_sets(
     chosen: Preset, folder: Folder = None, *, download: bool = False, partial: bool = False
 ) -> Sets:
-    """Load the data of a preset: IMDb by `imdb_protocol`, or CIFAR-10 with 5,000 for validation.
-
-    Other arguments are those of `load_imdb`.
-    """
-    how = {"download": download, "partial": partial}
-    if chosen.data == "imdb":
-        assert isinstance(chosen.model, TextSettings)
-        tokenizer = load_tokenizer(folder, max_length=chosen.model.max_length, **how)
-        found = imdb_protocol(folder, **how)
-        return Sets(*(encode(x, tokenizer) for x in (found.train, found.validation, found.test)))
-    whole, test = load_cifar10("train", folder, **how), load_cifar10("test", folder, **how)
-    split = len(whole) - min(CIFAR10_VALIDATION, len(whole) // 2)
-    train = Pictures(whole.pixels[:split], whole.labels[:split])
-    return Sets(train, Pictures(whole.pixels[split:], whole.labels[split:]), test)
+    """Load the data of a preset; texts are encoded for its model. Arguments as in `load_imdb`."""
+    data = find(chosen.data)
+    if data.kind != chosen.kind:
+        raise DataError(f"{data.name} is a set of {data.kind}, the preset is for {chosen.kind}")
+    how: Any = {"download": download, "partial": partial}
+    if not isinstance(chosen.model, TextSettings):
+        found = data.read(folder, **how)
+        return Sets(found.train, found.validation, found.test, found.classes)
+    require(*data.sources, "bert", folder=folder, download=download)
+    tokenizer = load_tokenizer(folder, max_length=chosen.model.max_length, **how)
+    found = data.read(folder, **how)
+    parts = (encode(part, tokenizer) for part in (found.train, found.validation, found.test))
+    return Sets(*parts, classes=found.classes)
 
 
 @dataclass(frozen=True)
@@ -244,7 +268,7 @@ COMPARISONS = {
         },
         seeds=(0, 1, 2, 3, 4),
     ),
-    # Constant rates until 99.5 % of the training reviews are right, as the paper trains.
+    # Constant rates until 99.5 % of the training reviews are right, like the paper's.
     "imdb-to-the-end": Comparison(
         "laptop-to-the-end",
         {

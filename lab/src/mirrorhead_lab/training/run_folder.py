@@ -18,12 +18,13 @@ is refused before anything in it is changed.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
@@ -31,11 +32,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load
 from torch import nn
 
-from mirrorhead._files import is_temporary, remove_leftovers, sha256_of, write_json
-from mirrorhead_lab.models import TextSettings, ViTSettings
+from mirrorhead._files import remove_leftovers, sha256_of, write_json
+from mirrorhead_lab.datasets.dataset import Kind
 from mirrorhead_lab.runtime.errors import RunError
+from mirrorhead_lab.runtime.folders import check_folder, check_writable
 from mirrorhead_lab.runtime.json_files import from_plain, read_bytes, read_json
-from mirrorhead_lab.training.presets import Preset
+from mirrorhead_lab.training.presets import MODELS, Preset
 from mirrorhead_lab.training.settings import TrainSettings
 
 SETTINGS, PRESET, BEST, RESULT = "settings.json", "preset.json", "best.safetensors", "result.json"
@@ -89,6 +91,9 @@ def check_run_folder(folder: Path) -> dict[str, Any] | None:
         names = set(os.listdir(folder))
     except FileNotFoundError:
         return None
+    except NotADirectoryError:
+        check_writable(folder)  # which says what is wrong
+        raise
     except OSError as error:
         raise RunError(f"{folder} cannot hold a run: {error.strerror}") from error
     if SETTINGS in names:
@@ -99,11 +104,7 @@ def check_run_folder(folder: Path) -> dict[str, Any] | None:
     if PRESET in names:
         _read_preset(folder)
     own = {LOCK, PRESET}  # of a run that was killed before it wrote its settings
-    if foreign := sorted(name for name in names - own if not is_temporary(name)):
-        raise RunError(
-            f"{folder} is not empty and holds no run (it has {foreign[0]!r}):"
-            " choose a new or empty folder"
-        )
+    check_folder(folder, "run", (), own)
     return None
 
 
@@ -127,6 +128,8 @@ def locked_folder(folder: Path, *, wait: bool = False) -> Iterator[None]:
     except Timeout:
         raise BlockingIOError(f"{folder} is in use by another process") from None
     except OSError as error:
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise  # it says so itself
         why = f"the file system cannot lock files ({error.strerror})"
         raise OSError(error.errno, why, str(path)) from error
     with lock:  # which releases it
@@ -280,15 +283,17 @@ def _load_weights(path: Path, model: nn.Module, content: bytes) -> None:
 
 @dataclass(frozen=True)
 class _StoredPreset:
-    """A preset as it is written; the data say which class the model's settings are."""
+    """A preset as it is written; the kind says which class the model's settings are."""
 
-    data: Literal["imdb", "cifar10"]
+    kind: Kind
     model: dict[str, Any]
     training: TrainSettings
+    data: str
+    classes: tuple[str, ...]
 
 
 def _read_preset(folder: Path) -> Preset:
     path = folder / PRESET
     stored = read_json(path, _StoredPreset)
-    kind = TextSettings if stored.data == "imdb" else ViTSettings
-    return Preset(stored.data, from_plain(stored.model, kind, str(path)), stored.training)
+    model = from_plain(stored.model, MODELS[stored.kind][1], str(path))
+    return Preset(stored.kind, model, stored.training, stored.data, stored.classes)

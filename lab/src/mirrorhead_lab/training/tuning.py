@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from torch.optim import AdamW, Optimizer
 from mirrorhead._files import remove_folder, write_atomically, write_json
 from mirrorhead.optim import MirrorAdam
 from mirrorhead.patches import Patch
-from mirrorhead_lab.datasets.sentences import Sentences
+from mirrorhead.patches.model_config import KEY
+from mirrorhead_lab.datasets import Splits, Texts
 from mirrorhead_lab.models.pretrained import HEAD, PretrainedClassifier, Tokens, accuracy
 from mirrorhead_lab.training import run_folder
 from mirrorhead_lab.training.checkpoints import checkpoints
@@ -54,7 +56,7 @@ class TuneSettings:
         for name in ("texts", "epochs", "batch_size", "max_length"):
             if getattr(self, name) is not None:
                 check(name, getattr(self, name), low=1)
-        check("seed", self.seed, low=0)
+        check("seed", self.seed, low=0, below=2**63)
         check("warmup", self.warmup, low=0, below=1)
 
 
@@ -67,7 +69,7 @@ def default_reach(p: float) -> float:
     >>> [round(default_reach(p), 3) for p in (1.05, 1.1, 1.3, 1.5, 2)]
     [1.5, 1.5, 0.102, 0.016, 0.004]
     """
-    return min(1.5, 1e-3 * 4 ** (1 / (p - 1)))
+    return min(1.5, 1e-3 * 4 ** min(1 / (p - 1), 10))
 
 
 def full_steps(factors: Sequence[float]) -> float:
@@ -92,7 +94,7 @@ class TuneSets:
     test: Tokens
 
     @classmethod
-    def of(cls, task: Sentences, folder: Any, settings: TuneSettings) -> TuneSets:
+    def of(cls, task: Splits[Texts], folder: Any, settings: TuneSettings) -> TuneSets:
         parts = (task.train.sample(settings.texts, settings.seed), task.validation, task.test)
         length = settings.max_length
         return cls(*(Tokens(folder, part.texts, part.labels, length) for part in parts))
@@ -206,7 +208,9 @@ def tune(
         tuned = model.tuned_state()
         rows, patch = size_table(model, tuned, sets, keep)
         patch.save(folder / PATCH)
-        write_atomically(folder / TUNED, save({n: t.contiguous() for n, t in tuned.items()}))
+        config = {KEY: json.dumps(model.config)}
+        tensors = {name: tensor.contiguous() for name, tensor in tuned.items()}
+        write_atomically(folder / TUNED, save(tensors, config))
         chosen = next(row for row in rows if row.share == keep)
         content = {
             "weights": _weights(model),
@@ -231,8 +235,9 @@ class SizeRow:
 
 
 def patch_of(model: PretrainedClassifier, tuned: dict[str, Tensor], count: int | None) -> Patch:
-    """The patch with the `count` largest changes (None: all), and the head."""
-    return Patch.between(model.base, tuned, count=count, whole=HEAD)
+    """The patch with the `count` largest changes (None: all), the head, and its labels."""
+    patch = Patch.between(model.base, tuned, count=count, whole=HEAD)
+    return replace(patch, config=model.config)
 
 
 def size_table(
