@@ -510,7 +510,7 @@ def closest_point_error(p: float, steps: int = 200_000) -> float:
     """Centred mirror descent on A w = b with 5 rows and 20 weights, against cvxpy's solution."""
     import cvxpy
 
-    from mirrorhead.potentials import PNorm
+    from mirrorhead.geometry import PNorm
 
     rng = np.random.default_rng(0)
     A, w0 = rng.normal(size=(5, 20)), rng.normal(size=20)

@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from mirrorhead._checks import as_floats, as_tensor, check_mask, check_signs
+from mirrorhead.geometry._powers import check_exponent, lp_norm
 from mirrorhead.losses import Loss, get_loss
-from mirrorhead.potentials import check_exponent, lp_norm
 
 
 @dataclass(frozen=True, eq=False)

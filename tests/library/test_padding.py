@@ -246,7 +246,7 @@ ENTRIES: dict[str, tuple[Callable[[Posed], dict[str, Any]], str]] = {
     "tokens": (tokens_of, " ".join(mh._HOMES["tokens"])),
 }
 # Public names that see no tokens.
-NO_TOKENS = {*mh._HOMES["optim"], *mh._HOMES["patches"], *mh._HOMES["potentials"], "svm"}
+NO_TOKENS = {*mh._HOMES["optim"], *mh._HOMES["patches"], *mh._HOMES["geometry"], "svm"}
 # Where a search by L-BFGS ends depends on rounding to its tolerance.
 SEARCHES = ("regularization_path", "joint_regularization_path")
 

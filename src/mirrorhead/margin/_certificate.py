@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mirrorhead.geometry._powers import dual_exponent, power
 from mirrorhead.margin._constraints import Constraints
-from mirrorhead.potentials import dual_exponent, power
 
 # A' lam counts as zero when its norm is below this part of sum lam ||row||_2.
 FARKAS = 2e-9

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mirrorhead._checks import is_number
+from mirrorhead.geometry._powers import check_p, signed_power
 from mirrorhead.optim._cached_plan import CachedPlan, can_be_kept, identical, option_values
 from mirrorhead.optim._centered import CenteredPlan, first_scale, like_param, matched_centers
 from mirrorhead.optim._native import Checksums
 from mirrorhead.optim._param_state import has_values, zeros_like_param
 from mirrorhead.optim._sharded import all_finite, all_true, local, local_gradient
 from mirrorhead.optim._step import Group, Implementation, StepPlan, dither_of, wide_dtype
-from mirrorhead.potentials import check_p, signed_power
 
 Center = Literal["init"] | Mapping[str, Tensor] | Sequence[Tensor] | None
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from mirrorhead import native
+from mirrorhead.geometry._powers import dual_exponent, inverse_exponent, snap
 from mirrorhead.losses import LOSSES
 from mirrorhead.paths._update_rules import Accelerated, Constant, Normalized, State
-from mirrorhead.potentials import dual_exponent, inverse_exponent, snap
 from mirrorhead.problem import AttentionProblem
 
 # Of the state of the accelerated rule, in the order of descent.c.

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mirrorhead.potentials import dual_exponent, inverse_exponent, lp_norm, signed_power
+from mirrorhead.geometry._powers import dual_exponent, inverse_exponent, lp_norm, signed_power
 from mirrorhead.problem import Gradient
 
 GROWTH, SHRINK = 1.05, 0.5

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from mirrorhead._checks import as_floats, check_integer, check_positive, is_number
+from mirrorhead.geometry import PNorm
+from mirrorhead.geometry._powers import check_p, dual_exponent
 from mirrorhead.margin import MarginSolution
 from mirrorhead.paths._checkpoint import Progress, fingerprint, load_checkpoint, save_checkpoint
 from mirrorhead.paths._compiled import compiled_loop
 from mirrorhead.paths._update_rules import Accelerated, Constant, Normalized, State
 from mirrorhead.paths.step_size import warn_if_too_large
-from mirrorhead.potentials import PNorm, check_p, dual_exponent
 from mirrorhead.problem import AttentionProblem, Gradient, check_problem
 
 RULES = ("constant", "normalized", "accelerated")

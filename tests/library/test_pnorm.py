@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mirrorhead import PNorm
-from mirrorhead.potentials import inverse_exponent, power, signed_power, snap
+from mirrorhead.geometry._powers import inverse_exponent, power, signed_power, snap
 
 EXPONENTS = [1.01, 1.1, 1.5, 1.75, 2, 2.7, 3, 10, 100]
 p_values = st.sampled_from(EXPONENTS) | st.floats(1.01, 100)
