@@ -240,9 +240,8 @@ def test_known_norms() -> None:
         (mh.PNorm(INF), w.abs().max()),
     ):
         torch.testing.assert_close(norm.norm(w), known)
-    torch.testing.assert_close(
-        mh.Schatten(INF).steepest(w), torch.linalg.svd(w, False)[0] @ torch.linalg.svd(w, False)[2]
-    )
+    left, _, right = torch.linalg.svd(w, full_matrices=False)
+    torch.testing.assert_close(mh.Schatten(INF).steepest(w), left @ right)
 
 
 @given(u=matrices, k=st.integers(1, 12))
@@ -320,9 +319,7 @@ def test_a_potential_of_ones_own_needs_four_lines() -> None:
 
 def test_bad_geometries_are_refused_by_name() -> None:
     vector = torch.ones(3)
-    with pytest.raises(
-        ValueError, match=r"w must be a matrix for Schatten\(1.5\), got shape \(3,\)"
-    ):
+    with pytest.raises(ValueError, match=r"w must be a matrix for Schatten\(1.5\), got shape"):
         mh.Schatten(1.5).mirror(vector)
     with pytest.raises(ValueError, match=r"w has no dimension 1 for Grouped\(1, dim=1\)"):
         mh.Grouped(1, dim=1).norm(vector)
@@ -346,13 +343,9 @@ def test_bad_geometries_are_refused_by_name() -> None:
 def test_a_plain_number_stands_for_a_p_norm() -> None:
     assert as_norm(1) == mh.PNorm(1) and as_potential(1.5) == mh.PNorm(1.5)
     assert as_norm(mh.Schatten(1)) == mh.Schatten(1)
-    with pytest.raises(
-        TypeError, match=r"norm must be a number from 1 to inf or a Norm, got 'abc'"
-    ):
+    with pytest.raises(TypeError, match="a number from 1 to inf or a Norm, got 'abc'"):
         as_norm("abc")
-    with pytest.raises(
-        TypeError, match=r"the limit of SoftThreshold\(1\) is PNorm\(2\): give that"
-    ):
+    with pytest.raises(TypeError, match=r"limit of SoftThreshold\(1\) is PNorm\(2\): give that"):
         as_norm(mh.SoftThreshold(1.0))
     with pytest.raises(ValueError, match=r"p must be finite and greater than 1, got 1"):
         as_potential(1, "p")

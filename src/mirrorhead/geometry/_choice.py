@@ -37,8 +37,8 @@ def as_potential(potential: object, name: str = "potential") -> Potential:
         p = getattr(potential, "p", None)
         if p in (1, math.inf):
             raise ValueError(
-                f"{name} must be a potential, and {potential!r} is only a norm: give 1 < p < inf, or"
-                " use steepest descent"
+                f"{name} must be a potential, and {potential!r} is only a norm: give 1 < p < inf,"
+                " or use steepest descent"
             )
         return potential
     if isinstance(potential, Norm):

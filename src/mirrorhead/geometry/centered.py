@@ -30,7 +30,8 @@ class Centered(Potential):
     def __init__(self, potential: Separable, at: Tensor, reach: float) -> None:
         if not isinstance(potential, Separable):
             raise TypeError(
-                f"Centered needs a potential that acts entry by entry, such as PNorm, got {potential!r}"
+                "Centered needs a potential that acts entry by entry, such as PNorm,"
+                f" got {potential!r}"
             )
         if not isinstance(at, Tensor) or not at.is_floating_point():
             raise TypeError(f"at must be a floating point tensor, got {type(at).__name__}")
@@ -49,7 +50,8 @@ class Centered(Potential):
     def check(self, shape: torch.Size | tuple[int, ...], name: str = "w") -> None:
         if tuple(shape) != tuple(self.at.shape):
             raise ValueError(
-                f"{name} must have the shape {tuple(self.at.shape)} of the centre, got {tuple(shape)}"
+                f"{name} must have the shape {tuple(self.at.shape)} of the centre,"
+                f" got {tuple(shape)}"
             )
 
     def mirror(self, w: Tensor, dims: Dims = None) -> Tensor:
@@ -73,13 +75,18 @@ class Centered(Potential):
 
     def value(self, w: Tensor, dims: Dims = None) -> Tensor:
         """Return S^2 psi((w - at) / S)."""
-        x = (w - self.at.to(w)) / self.reach
-        return self.reach**2 * self.potential.value(x, dims)
+        return in_wide(lambda w: self.reach**2 * self.potential.value(self._units(w), dims), w)
 
     def divergence(self, w: Tensor, v: Tensor, dims: Dims = None) -> Tensor:
         """Return the Bregman divergence."""
-        x, y = ((a - self.at.to(a)) / self.reach for a in (w, v))
-        return self.reach**2 * self.potential.divergence(x, y, dims)
+
+        def apart(w: Tensor, v: Tensor) -> Tensor:
+            return self.reach**2 * self.potential.divergence(self._units(w), self._units(v), dims)
+
+        return in_wide(apart, w, v)
+
+    def _units(self, w: Tensor) -> Tensor:
+        return (w - self.at.to(w)) / self.reach
 
     def _scale(self, x: Tensor, dims: Dims) -> Tensor:
         largest = x.detach().abs()

@@ -24,8 +24,8 @@ class Grouped(Norm, Potential):
         size: neighbours along `dim` that form a group together, such as the rows of a head.
 
     >>> W = torch.tensor([[3.0, 4.0], [0.0, 2.0]])
-    >>> float(Grouped(1, dim=0).norm(W)), float(Grouped(math.inf, dim=0).norm(W))
-    (7.0, 5.0)
+    >>> float(Grouped(1, dim=0).norm(W)), float(Grouped(2, dim=0).norm(W) ** 2)
+    (7.0, 29.0)
     """
 
     def __init__(self, p: float, dim: int = 0, size: int = 1) -> None:
@@ -42,10 +42,8 @@ class Grouped(Norm, Potential):
         return f"Grouped({self.p:g}, dim={self.dim}{size})"
 
     def __eq__(self, other: object) -> bool:
-        same = ("p", "dim", "size")
-        return isinstance(other, Grouped) and all(
-            getattr(self, n) == getattr(other, n) for n in same
-        )
+        own = (self.p, self.dim, self.size)
+        return isinstance(other, Grouped) and (other.p, other.dim, other.size) == own
 
     def __hash__(self) -> int:
         return hash((Grouped, self.p, self.dim, self.size))
@@ -61,7 +59,7 @@ class Grouped(Norm, Potential):
     def check(self, shape: torch.Size | tuple[int, ...], name: str = "w") -> None:
         if not -len(shape) <= self.dim < len(shape):
             raise ValueError(
-                f"{name} has no dimension {self.dim} for {self!r}: shape {tuple(shape)}"
+                f"{name} has no dimension {self.dim} for {self!r}: its shape is {tuple(shape)}"
             )
         if shape[self.dim] % self.size:
             raise ValueError(

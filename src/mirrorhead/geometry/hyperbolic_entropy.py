@@ -20,9 +20,8 @@ class HyperbolicEntropy(Separable):
     Args:
         beta: the size of weights around which the potential changes its shape.
 
-    >>> psi = HyperbolicEntropy(0.5)
-    >>> psi.inverse(psi.mirror(torch.tensor([-2.0, 0.0, 3.0])))
-    tensor([-2.,  0.,  3.])
+    >>> HyperbolicEntropy(0.5).mirror(torch.tensor([-2.0, 0.0, 3.0]))
+    tensor([-2.0947,  0.0000,  2.4918])
     """
 
     def __init__(self, beta: float) -> None:
@@ -59,9 +58,10 @@ class HyperbolicEntropy(Separable):
         return w * (w / self.beta).asinh() - w.abs() * (w.abs() / (root + self.beta))
 
     def entry_divergence(self, w: Tensor, v: Tensor) -> Tensor:
-        """Return beta/2 [e^a (e^-t - 1 + t) + e^-a (e^t - 1 - t)], a = mirror(w), t = a - mirror(v).
+        """Return beta/2 [e^a (e^-t - 1 + t) + e^-a (e^t - 1 - t)].
 
-        Both terms are at least 0; t is computed without cancellation.
+        Here a = mirror(w) and t = a - mirror(v), which is computed without cancellation. Both
+        terms are at least 0.
         """
         x, y = w / self.beta, v / self.beta
         a = x.asinh()
@@ -69,7 +69,7 @@ class HyperbolicEntropy(Separable):
         same = x.sign() * y.sign() > 0
         # asinh x - asinh y = asinh((x^2 - y^2) / (x sqrt(1 + y^2) + y sqrt(1 + x^2)))
         below = torch.where(same, x * torch.hypot(one, y) + y * torch.hypot(one, x), one)
-        t = torch.where(same, ((x - y) * ((x + y) / below)).asinh(), a - y.asinh())
+        t = torch.where(same, ((w - v) / self.beta * ((x + y) / below)).asinh(), a - y.asinh())
         return self.beta / 2 * (a.exp() * _rest(-t) + (-a).exp() * _rest(t))
 
 

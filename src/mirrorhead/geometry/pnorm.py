@@ -131,8 +131,8 @@ class PNorm(Norm, Separable):
     def _check_potential(self) -> None:
         if self.p in (1, math.inf):
             raise ValueError(
-                f"{self!r} is a norm, not a potential: p must be finite and greater than 1. Steepest"
-                " descent takes any norm"
+                f"{self!r} is a norm, not a potential: p must be finite and greater than 1."
+                " Steepest descent takes any norm"
             )
 
 

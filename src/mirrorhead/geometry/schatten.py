@@ -99,7 +99,8 @@ class Schatten(Norm, Potential):
             u, b, z = _svd(_square(self._matrices(v, dims)))
             r, t = x.mT @ u, y @ z.mT  # (..., i, j)
             a, b = a[..., :, None], b[..., None, :]
-            apart = entry_divergence(*torch.broadcast_tensors(a, b), self.p)
+            a, b = torch.broadcast_tensors(a, b)
+            apart = entry_divergence(a, b, self.p)
             turned = a * self._entries.mirror(b) * (r - t).square() / 2
             return ((r.square() + t.square()) / 2 * apart + turned).sum((-2, -1))
 

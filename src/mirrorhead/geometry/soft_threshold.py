@@ -19,7 +19,7 @@ class SoftThreshold(Separable):
     way (Osher et al. 2010; AdaBreg, Bungert et al. 2022).
 
     >>> SoftThreshold(1.0).inverse(torch.tensor([0.5, -3.0]))
-    tensor([0., -2.])
+    tensor([ 0., -2.])
     """
 
     def __init__(self, threshold: float) -> None:
