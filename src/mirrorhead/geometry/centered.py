@@ -22,6 +22,7 @@ class Centered(Potential):
         at: the weights in the centre.
         reach: how far a weight moves if u grows to `reach`.
 
+    >>> from mirrorhead.geometry import PNorm
     >>> psi = Centered(PNorm(1.5), at=torch.tensor([1.0, 1.0]), reach=2.0)
     >>> psi.inverse(torch.tensor([0.0, 1.0]))
     tensor([1.0000, 1.5000])
