@@ -48,3 +48,15 @@ def as_potential(potential: object, name: str = "potential") -> Potential:
     if not is_number(potential):
         raise TypeError(f"{name} must be a number greater than 1 or a Potential, got {potential!r}")
     return PNorm(check_p(potential, name))  # pyright: ignore[reportArgumentType]
+
+
+def describe(geometry: object) -> str:
+    """Return what identifies a geometry in files: its repr, or its class and attributes.
+
+    >>> describe(PNorm(1.5))
+    'PNorm(1.5)'
+    """
+    if type(geometry).__repr__ is not object.__repr__:
+        return repr(geometry)
+    kind = type(geometry)
+    return f"{kind.__module__}.{kind.__qualname__} {sorted(vars(geometry).items())}"
