@@ -353,7 +353,7 @@ def perform(run: Run, texts: int | None = None, models: Path | None = None) -> d
         patch.apply(patched)
         model.load_tuned(patched)
         line[scored][name] = accuracy(model, tokens)
-        data = encode(patch.without("head.*").tensors, patch.weights, originals=False)
+        data = encode(patch.without("head.*").tensors, patch.weights, {}, originals=False)
         line["bytes"][name] = len(data)
         line["compressed"][name] = len(zlib.compress(data, 9))
     if run.method.startswith("lora"):
