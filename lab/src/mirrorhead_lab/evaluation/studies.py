@@ -22,6 +22,7 @@ from mirrorhead_lab.evaluation import fine_tuning_results, language_results
 from mirrorhead_lab.models.pretrained import default_encoder
 from mirrorhead_lab.runtime.errors import RunError, SweepError
 from mirrorhead_lab.runtime.fingerprints import digest
+from mirrorhead_lab.runtime.folders import check_writable
 from mirrorhead_lab.runtime.jobs import Backend, Failure, Work, interrupts
 from mirrorhead_lab.runtime.json_files import read_json
 from mirrorhead_lab.training.language_model import Corpus, LanguageSettings
@@ -117,6 +118,7 @@ def run_study(
         data: the folder of all data sets.
     """
     path = results / study.file
+    check_writable(results)
     if next(study.missing(study.load(path)), None) is not None:
         study.read(data)
     path.parent.mkdir(parents=True, exist_ok=True)  # of the lock
