@@ -24,7 +24,7 @@ from mirrorhead_lab.plots import panels
 from mirrorhead_lab.report.findings import judged, unfinished
 from mirrorhead_lab.report.page import print_findings, render, write_report
 from mirrorhead_lab.report.real_data import part
-from mirrorhead_lab.report.real_data.claims import claims_of, judge_claim
+from mirrorhead_lab.studies.claims import claims_of, judge_claim
 from mirrorhead_lab.verdicts import Verdict
 from results_cases import Level, made_up, write
 
