@@ -22,8 +22,10 @@ from mirrorhead_lab.findings.finding import Finding
 from mirrorhead_lab.findings.formulas import equation, plain_text, with_formulas
 from mirrorhead_lab.plots import panels
 from mirrorhead_lab.report.findings import judged, unfinished
-from mirrorhead_lab.report.page import print_findings, render, write_report
+from mirrorhead_lab.report.page import render, write_report
 from mirrorhead_lab.report.real_data import part
+from mirrorhead_lab.report.studies import study_parts
+from mirrorhead_lab.report.terminal import print_findings, print_summary
 from mirrorhead_lab.studies.claims import claims_of, judge_claim
 from mirrorhead_lab.verdicts import Verdict
 from results_cases import Level, made_up, write
@@ -127,7 +129,7 @@ def test_everything_is_escaped(findings: list[Finding]) -> None:
 def test_the_same_results_give_the_same_page(findings: list[Finding]) -> None:
     again = judged(TOY, TOY.compute(TOY.quick), "mirrorhead reproduce --only 'toy <x>'")
     assert again.figure == findings[1].figure
-    assert render([]) and "Verdicts" in render([])
+    assert "What the paper claims" in render([])
 
 
 def test_formulas_are_mathml() -> None:
@@ -192,21 +194,25 @@ def test_the_docs_have_every_section() -> None:
 
 
 @pytest.mark.slow
-def test_the_table_of_verdicts_fits_80_columns(
+def test_a_verdict_is_one_line_of_the_terminal(
     findings: list[Finding], capsys: pytest.CaptureFixture[str]
 ) -> None:
     long = replace(findings[0], name="token-selection-others", title="Words " * 12)
-    print_findings(
-        [*findings, long], Console(width=80, color_system="standard", force_terminal=True)
-    )
+    console = Console(width=80, color_system="standard", force_terminal=True)
+    print_findings([*findings, long], console)
     printed = capsys.readouterr().out
     assert "\x1b[32m" in printed and "\x1b[31m" in printed  # green holds, red does not
     lines = re.sub(r"\x1b\[[\d;]*m", "", printed).splitlines()
-    assert max(map(len, lines)) <= 80
-    words = {word for line in lines for word in line.split()}
-    assert words <= {*["Words", "token-selection-others"], *" ".join(
-        f"{f.name} {f.word} {f.title}" for f in findings
-    ).split(), *["holds:", "holds", "remark:", "hold:", "finished:", "1,", "2,", "1"]}  # fmt: skip
+    assert len(lines) == len(findings) + 1 and max(map(len, lines)) <= 80
+    for finding, line in zip([*findings, long], lines, strict=True):
+        assert line.startswith(finding.name) and finding.word in line
+    assert len({line.index(f.word) for f, line in zip(findings, lines, strict=False)}) == 1
+    print_summary([*findings, long], findings[:2], console)
+    lines = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
+    assert [line.split("  ")[0] for line in lines] == [
+        "The paper's figures", "Beyond the paper", "Stored results",
+    ]  # fmt: skip
+    assert lines[0].endswith("2 does not hold") and lines[2].endswith("1 holds, 1 does not hold")
 
 
 SCREENS = [(1200, "light"), (390, "light"), (390, "dark")]
@@ -230,69 +236,49 @@ def opened(browser: Browser, page_file: Path, width: int, colours: Any) -> Itera
     assert complaints == [page_file.as_uri()]  # it was asked for the page, and nothing else
 
 
-def verdicts(page: Page) -> list[str]:
-    return page.locator("table.sortable tbody .verdict").all_inner_texts()
+def unfold(page: Page) -> None:
+    page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
 
 
 @pytest.mark.slow
 def test_a_browser_shows_it(page: Page) -> None:
-    # Every figure is visible, as wide as its box, and has a name.
-    figures = page.locator("article svg[role=img]")
+    # Every figure is visible and has a name; unfolded, it is as wide as its box.
+    figures = page.locator("article > figure svg[role=img]")
     assert figures.count() == 3
     for figure in figures.all():
         figure.scroll_into_view_if_needed()
         assert figure.is_visible()
-        box = figure.bounding_box()
-        assert box is not None and box["width"] > 300 and box["height"] > 100
         drawn = figure.locator("path, use").first.bounding_box()
         assert drawn is not None
     assert page.get_by_role("img", name="Example 1").count() == 1
+    # Each has a place on the wall, which leads to it and unfolds it.
+    wall = page.locator(".wall .thumbnail")
+    assert wall.count() == 4
+    assert wall.locator("svg").count() == 3
+    page.get_by_role("link", name="Other: holds with a remark").click()
+    assert page.url.endswith("#other")
+    assert page.locator("#other > details").evaluate("one => one.open")
+    box = page.locator("#other > figure svg").bounding_box()
+    assert box is not None and box["width"] > 300 and box["height"] > 100
     # Nothing makes the page itself scroll sideways, opened settings included.
-    for summary in page.locator("summary").all():
-        summary.click()
+    unfold(page)
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     assert page.get_by_text("steps").first.is_visible()
-    # A link of the table leads to its article.
-    page.get_by_role("link", name="Other").click()
-    assert page.url.endswith("#other")
 
 
 @pytest.mark.slow
 def test_screen_readers_and_keyboards_can_use_it(page: Page) -> None:
     """axe-core finds nothing serious, with everything unfolded."""
-    page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+    unfold(page)
     found = Axe().run(page).response["violations"]
     assert not [(one["id"], one["nodes"][0]["html"]) for one in found]
 
 
 @pytest.mark.slow
-def test_the_table_sorts(page: Page) -> None:
-    start = verdicts(page)
-    assert start == ["does not hold", "holds", "holds with a remark", "not finished"]
-    heading = page.locator("th", has=page.get_by_role("button", name="Verdict"))
-    button = page.get_by_role("button", name="Verdict")
-    assert heading.get_attribute("aria-sort") == "none"
-    button.click()
-    worst = ["not finished", "does not hold", "holds with a remark", "holds"]
-    assert verdicts(page) == worst
-    assert heading.get_attribute("aria-sort") == "ascending"
-    button.focus()
-    page.keyboard.press("Enter")
-    assert verdicts(page) == worst[::-1]
-    assert heading.get_attribute("aria-sort") == "descending"
-    assert page.locator("th[aria-sort=ascending]").count() == 0
-    page.get_by_role("button", name="#").click()
-    assert verdicts(page) == start
-    if page.viewport_size and page.viewport_size["width"] > 1000:
-        page.get_by_role("button", name="Time").click()
-        times = page.locator("table.verdicts td:last-child").all_inner_texts()
-        assert times[-1] == "1 min 40 s"
-
-
-@pytest.mark.slow
 def test_a_verdict_is_a_word_and_a_colour_that_can_be_read(page: Page) -> None:
     """Contrast of every verdict against what is behind it, as WCAG asks of text: 4.5."""
-    found = page.locator(".verdict:visible, .kicker, .about p, dd, td:visible, footer p").all()
+    unfold(page)
+    found = page.locator(".verdict, .kicker, .label, .card > p, .about p, dd, td, footer p").all()
     assert len(found) > 20
     for element in found:
         assert element.evaluate(CONTRAST) >= 4.5, element.inner_text()
@@ -320,15 +306,19 @@ def real_page(request: Any, browser: Browser, real_file: Path) -> Iterator[Page]
 def test_a_browser_shows_real_data(real_page: Page) -> None:
     page = real_page
     for heading in ("IMDb: is a review positive?", "CIFAR-10: what does an image show?"):
-        assert page.get_by_role("heading", name=heading).is_visible()
-    # Claims stand in the list of verdicts with all others, and lead to their place.
-    assert page.locator("table.verdicts tbody tr").count() == 2 + 6 + 2
+        page.get_by_text(heading, exact=True).click()
+    # What was computed here stands before what is read from stored results.
+    origins = page.locator("main > div").evaluate_all("all => all.map(one => one.id)")
+    assert origins == ["computed", "stored"]
+    assert page.locator("#computed article").count() == 2
+    assert page.locator("#stored article").count() == 6 + 2
     page.get_by_role("link", name="Figure 8: p = 1.1 has sparser weights").click()
     assert page.url.endswith("#figure-8")
     assert page.locator("#figure-8 .verdict").inner_text() in ("holds", "not seen at this scale")
     assert page.locator("#figure-8 table.numbers tbody tr").count() == 9
+    assert page.locator("#figure-8 > figure .bar").count() == 6  # the first six comparisons
     # Figures are drawn, described and explained.
-    figures = page.locator("section.study figure")
+    figures = page.locator(".study figure")
     assert figures.count() == 4 + 3
     for figure in figures.all():
         figure.scroll_into_view_if_needed()
@@ -337,14 +327,6 @@ def test_a_browser_shows_real_data(real_page: Page) -> None:
         assert len(figure.locator("figcaption").inner_text()) > 40
     # Wide tables scroll by themselves, under a first column that stays; the page does not.
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-    name = page.locator("#imdb > .data table.numbers").nth(3).locator("tbody th").first
-    name.scroll_into_view_if_needed()
-    before = name.bounding_box()
-    region = page.get_by_role("region", name="Sparsity of attention: IMDb").first
-    region.evaluate("element => element.scrollTo(10000, 0)")
-    assert region.evaluate("element => element.scrollLeft") > 0
-    after = name.bounding_box()
-    assert before and after and abs(before["x"] - after["x"]) < 2
     assert page.get_by_text("Figure 4 <is> not there.").is_visible()
     # The numbers of a figure are in a fold that the keyboard opens.
     fold = page.locator("#imdb .about details").first
@@ -364,6 +346,7 @@ def test_a_browser_shows_real_data(real_page: Page) -> None:
 
 @pytest.mark.slow
 def test_numbers_sort_as_numbers(real_page: Page) -> None:
+    unfold(real_page)
     table = real_page.locator("#imdb > .data table.numbers").first
     button = table.get_by_role("button", name="Test %")
     rows = table.locator("tbody tr")
@@ -382,3 +365,22 @@ def test_numbers_sort_as_numbers(real_page: Page) -> None:
     assert rates == sorted(rates)
     table.get_by_role("button", name="Optimizer").click()
     assert rows.locator("th").all_inner_texts() == sorted(names, key=str.lower)
+
+
+@pytest.mark.slow
+def test_the_folded_page_is_short(
+    findings: list[Finding], browser: Browser, tmp_path: Path
+) -> None:
+    """With all stored studies and as many experiments as there are."""
+    many = [replace(findings[0], name=name, figure=None) for name in NAMES]
+    many[0] = findings[0]
+    path = tmp_path / "report.html"
+    write_report(path, many, study_parts(ROOT / "results"))
+    for width, most in ((1280, 12_000), (1600, 10_000)):
+        page = browser.new_page(viewport={"width": width, "height": 900})
+        page.goto(path.as_uri())
+        assert page.evaluate("document.documentElement.scrollHeight") <= most
+        # The wall ends on the first screen.
+        last = page.locator(".thumbnail").last.bounding_box()
+        assert last is not None and last["y"] + last["height"] <= 900
+        page.close()

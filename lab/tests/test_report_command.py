@@ -58,18 +58,19 @@ def test_from_nothing_to_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.slow
 def test_reproduce_shows_real_data_where_it_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results, out = tmp_path / "results", tmp_path / "out"
-    command = ["reproduce", "--jobs", "1", "--only", "toy_experiment"]
-    command += ["--out", str(out), "--results", str(results)]
+    monkeypatch.setattr("mirrorhead_lab.cli.reproduce.NAMES", ("toy_experiment",))
+    command = ["reproduce", "--jobs", "1", "--out", str(out), "--results", str(results)]
     write(results, made_up("cifar10"))
     assert main(command) == 0
     printed = capsys.readouterr().out
-    assert "toy" in printed and "figure-11" in printed and "cifar10-pruning" in printed
-    assert max(map(len, printed.split("in a browser:")[0].splitlines())) <= 80
-    assert f"in a browser: {(out / 'report.html').as_uri()}" in printed
+    assert "Beyond the paper  1 holds" in printed
+    assert "Stored results" in printed
+    assert max(map(len, printed.split("to open it:")[0].splitlines())) <= 80
     assert printed.endswith(f"report: {out / 'report.html'}\n")
+    assert len(printed.splitlines()) <= 6
     page = (out / "report.html").read_text()
     assert 'id="toy"' in page and 'id="cifar10"' in page
     # A damaged file is named before anything is computed.
@@ -77,6 +78,12 @@ def test_reproduce_shows_real_data_where_it_is(
     assert main([*command, "--trials", "12"]) == 2
     assert "cifar10.json" in capsys.readouterr().err
     assert len(list((out / "toy").glob("*.npz"))) == 3
+    # A part of it does not read the studies at all.
+    assert main([*command, "--only", "toy_experiment"]) == 0
+    printed = capsys.readouterr().out
+    assert "toy  holds  A toy" in printed
+    page = (out / "report.html").read_text()
+    assert 'id="toy"' in page and 'id="cifar10"' not in page
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from numbers import Real
 from operator import index
 
@@ -51,7 +52,10 @@ def as_tensor(name: str, value: object, like: Tensor | None = None) -> Tensor:
         if x.is_floating_point() and not hasattr(value, "dtype"):
             x = x.new_tensor(value, dtype=torch.float64)  # lists of numbers lose no digits
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{name} must be a tensor or an array of numbers: {error}") from None
+        given = reprlib.repr(value)
+        raise TypeError(
+            f"{name} must be a tensor or an array of numbers, got {given}: {error}"
+        ) from None
     if x.is_complex():
         raise TypeError(f"{name} must be real, got {x.dtype}")
     return x
@@ -62,8 +66,29 @@ def check_mask(mask: object, X: Tensor) -> Tensor:
     found = as_tensor("mask", mask, X)
     if found.dtype != torch.bool or found.shape != X.shape[:-1]:
         given = f"{found.dtype} {tuple(found.shape)}"
-        raise ValueError(f"mask must be bool of shape {tuple(X.shape[:-1])}, got {given}")
+        error = TypeError if found.dtype != torch.bool else ValueError
+        raise error(f"mask must be bool of shape {tuple(X.shape[:-1])}, got {given}")
     return found
+
+
+def check_data(X: object, z: object, mask: object = None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Tokens (..., n, T, d), queries (..., n, c) and a mask (..., n, T) in float64, checked.
+
+    Padding may hold anything: it is replaced by 0 here, so that no NaN of it goes further.
+    """
+    X = as_tensor("X", X).to(torch.float64)
+    if X.dim() < 3 or 0 in X.shape[-3:]:
+        raise ValueError(f"X must be (..., n, T, d) and not empty, got {tuple(X.shape)}")
+    if mask is not None:
+        mask = check_mask(mask, X)
+        X = X.masked_fill(~mask.unsqueeze(-1), 0.0)
+    X, z = as_floats("X", X), as_floats("z", z, X)
+    if z.shape[:-1] != X.shape[:-2] or z.dim() == 0 or z.shape[-1] == 0:
+        fits = (*X.shape[:-2], X.shape[-1])
+        raise ValueError(
+            f"z must have shape {fits}, got {tuple(z.shape)}; only its last size may differ, from 1"
+        )
+    return X, z, mask
 
 
 def check_tokens(tokens: object, kept: Tensor) -> Tensor:

@@ -14,10 +14,8 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from mirrorhead._checks import (
-    as_floats,
-    as_tensor,
+    check_data,
     check_integer,
-    check_mask,
     check_seed,
     check_tokens,
     is_number,
@@ -72,8 +70,10 @@ class PChoice:
 
     @property
     def similar(self) -> Tensor:
-        """Which exponents the data do not distinguish from the chosen one, (..., ps).
+        """A mask of `ps`: True for exponents that the data do not distinguish from the chosen one.
 
+        Of shape (..., ps); the chosen exponent itself is True. For one problem the exponents are
+        `[p for p, same in zip(choice.ps, choice.similar) if same]`.
         An exact two-sided sign test of the samples in which one alone is right. Its level is 5 %
         over the number of other exponents, because the chosen one is the best of all.
         """
@@ -135,12 +135,12 @@ def choose_p(
 
     Args:
         X: (..., n, T, d) tokens; leading dimensions are separate problems.
-        z: (..., n, d) queries.
+        z: (..., n, d) queries; another width than that of X is allowed.
         tokens: (..., n) integers, the right token of each sample.
         ps: the exponents to compare, each from 1 to inf. 1 and inf are linear programs, solved one
             at a time.
         folds: from 2 to n.
-        mask: (..., n, T) bool, False on padding.
+        mask: (..., n, T) bool, False on padding, which may hold anything.
         tol: the certified gap of every solution.
         seed: of the division into folds, which is the same for all problems.
 
@@ -156,16 +156,13 @@ def choose_p(
     PChoice(p=1.1, accuracy {1.1: 0.733, 2: 0.400} +- 0.057)
     """
     exponents = _check_exponents(ps)
-    X, z = as_tensor("X", X), as_floats("z", z)
-    if X.dim() < 3 or 0 in X.shape:
+    X, z, mask = check_data(X, z, mask)
+    if 0 in X.shape:
         raise ValueError(f"X must be (..., n, T, d) and not empty, got {tuple(X.shape)}")
     *lead, n, T, _ = X.shape
     if check_integer("folds", folds, 2) > n:
         raise ValueError(f"folds must be at most the number of samples {n}, got {folds}")
-    if z.shape != (*lead, n, X.shape[-1]):
-        raise ValueError(f"z must have shape {(*lead, n, X.shape[-1])}, got {tuple(z.shape)}")
-    kept = torch.ones(X.shape[:-1], dtype=torch.bool) if mask is None else check_mask(mask, X)
-    X = as_floats("X", X.masked_fill(~kept.unsqueeze(-1), 0))  # padding may hold anything
+    kept = torch.ones(X.shape[:-1], dtype=torch.bool) if mask is None else mask
     tokens = check_tokens(tokens, kept)
     order = torch.randperm(n, generator=torch.Generator().manual_seed(check_seed(seed)))
     fold = torch.empty(n, dtype=torch.long).scatter_(0, order, torch.arange(n) % folds)
@@ -180,7 +177,7 @@ def choose_p(
     correct, codes = [], []
     for p in exponents:
         solution = attention_svm(*many, p=p, tol=tol, mask=allowed)
-        logits = many[0].double() @ solution.W.unsqueeze(-3) @ many[1].double().unsqueeze(-1)
+        logits = many[0] @ solution.W.unsqueeze(-3) @ many[1].unsqueeze(-1)
         logits = logits.squeeze(-1).masked_fill(~kept.unsqueeze(-3), -math.inf)
         others = logits.scatter(-1, at, -math.inf).amax(-1)  # a tie is not a selection
         right = (logits.gather(-1, at).squeeze(-1) > others).double()  # (..., folds, n)

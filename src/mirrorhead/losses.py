@@ -16,7 +16,8 @@ class Loss:
 
     The slope is kept as a logarithm because it underflows long before training ends.
     `log_excess(b, log_e)` is log(l(b - e) - l(b)) for e > 0 given as its logarithm: the loss of
-    a margin that is smaller than b by e, computed without cancellation.
+    a margin that is smaller than b by e, computed without cancellation. `native` is the code of
+    the loss in native/descent.c; None for a loss that C does not have, which torch computes.
 
     >>> loss = LOSSES["logistic"]
     >>> loss.value(torch.tensor(0.0)), loss.log_slope(torch.tensor(1000.0))
@@ -28,6 +29,7 @@ class Loss:
     log_slope: Callable[[Tensor], Tensor]
     relative_curvature: Callable[[Tensor], Tensor]
     log_excess: Callable[[Tensor, Tensor], Tensor]
+    native: int | None = None
 
     def __repr__(self) -> str:
         return f"Loss({self.name})"
@@ -59,6 +61,7 @@ LOSSES = {
         log_slope=lambda x: logsigmoid(-x),
         relative_curvature=torch.sigmoid,
         log_excess=_logistic_excess,
+        native=0,
     ),
     "exponential": Loss(
         "exponential",
@@ -66,6 +69,7 @@ LOSSES = {
         log_slope=lambda x: -x,
         relative_curvature=torch.ones_like,
         log_excess=lambda b, log_e: -b + _log_expm1(log_e),
+        native=1,
     ),
     "linear": Loss(
         "linear",
@@ -73,6 +77,7 @@ LOSSES = {
         log_slope=torch.zeros_like,
         relative_curvature=torch.zeros_like,
         log_excess=lambda b, log_e: log_e + torch.zeros_like(b),
+        native=2,
     ),
 }
 

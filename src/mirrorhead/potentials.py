@@ -107,7 +107,7 @@ class PNorm:
 def check_p(p: float, name: str = "p") -> float:
     """p as a float, or a ValueError/TypeError that says what is allowed."""
     if not is_number(p):
-        raise TypeError(f"{name} must be a number greater than 1, got {type(p).__name__}")
+        raise TypeError(f"{name} must be a number greater than 1, got {p!r}")
     if not (1 < p < math.inf):
         raise ValueError(f"{name} must be finite and greater than 1, got {p!r}")
     return float(p)
@@ -116,7 +116,7 @@ def check_p(p: float, name: str = "p") -> float:
 def check_exponent(p: float, name: str = "p") -> float:
     """p as a float from 1 to inf, for which ||.||_p is a norm, or an error as `check_p` has it."""
     if not is_number(p):
-        raise TypeError(f"{name} must be a number from 1 to inf, got {type(p).__name__}")
+        raise TypeError(f"{name} must be a number from 1 to inf, got {p!r}")
     if not p >= 1:
         raise ValueError(f"{name} must be a number from 1 to inf, got {p!r}")
     return float(p)

@@ -19,15 +19,16 @@ l', s_alpha and exp(m) are kept as logarithms. The margin is y f = a_alpha - exp
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mirrorhead._checks import as_floats, as_tensor, check_mask, check_signs
+from mirrorhead._checks import as_floats, as_tensor, check_data, check_signs
 from mirrorhead.losses import Loss, get_loss
 from mirrorhead.potentials import check_exponent, lp_norm
 
@@ -82,7 +83,7 @@ class AttentionProblem:
 
     Args:
         X: tokens, (..., n, T, d).
-        z: queries, (..., n, d).
+        z: queries, (..., n, d); or of another width c, and W is then (..., d, c).
         y: labels +1 or -1, (..., n); with `classes`, integers 0 ... classes - 1.
         v: the linear head, (..., d); with `heads` and `classes`, (..., heads, classes, d)
             without the dimensions that are not asked for.
@@ -91,8 +92,10 @@ class AttentionProblem:
         heads: the number of heads. f is their sum, each with its own W and v, and W is then
             (..., heads, d, d).
         classes: the number of classes where there are more than two outcomes.
+        scores: (..., n, T), in place of y_i v' x_it, for one head and labels +1 and -1. v then
+            has no meaning and cannot be trained.
 
-    Everything is computed in float64.
+    Everything is computed in float64. Padding may hold anything, even NaN.
 
     >>> X = torch.tensor([[[2.0, 0.0], [0.0, 1.0]]])
     >>> problem = AttentionProblem(X, z=X[:, 0], y=[1.0], v=[1.0, 1.0])
@@ -113,6 +116,7 @@ class AttentionProblem:
     mask: Tensor | None
     heads: int | None
     classes: int | None
+    given_scores: Tensor | None
 
     def __init__(
         self,
@@ -124,18 +128,14 @@ class AttentionProblem:
         mask: Tensor | None = None,
         heads: int | None = None,
         classes: int | None = None,
+        scores: Tensor | None = None,
     ) -> None:
         get_loss(loss)
-        X = as_tensor("X", X).to(torch.float64)
-        if X.dim() < 3 or 0 in X.shape:
+        X, z, mask = check_data(X, z, mask)
+        if 0 in X.shape:
             raise ValueError(f"X must be (..., n, T, d) and not empty, got {tuple(X.shape)}")
-        if mask is not None:
-            mask = check_mask(mask, X)
-            if not bool(mask.any(-1).all()):
-                raise ValueError("mask must keep at least one token of every sample")
-            # What padding holds must not matter, not even to 0 * x: it may be NaN.
-            X = X.masked_fill(~mask.unsqueeze(-1), 0.0)
-        X = as_floats("X", X)
+        if mask is not None and not bool(mask.any(-1).all()):
+            raise ValueError("mask must keep at least one token of every sample")
         for name, count, least in (("heads", heads, 1), ("classes", classes, 2)):
             if count is not None and (type(count) is not int or count < least):
                 raise ValueError(f"{name} must be None or an integer >= {least}, got {count!r}")
@@ -143,14 +143,23 @@ class AttentionProblem:
             raise ValueError(f"loss must be 'logistic' with classes, got {loss!r}")
         trials, n, d = X.shape[:-3], X.shape[-3], X.shape[-1]
         head = tuple(size for size in (heads, classes) if size is not None)
-        z = as_floats("z", z, X, (*trials, n, d))
         y = as_floats("y", y, X, (*trials, n))
         v = as_floats("v", v, X, (*trials, *head, d))
         if classes is None:
             check_signs("y", y, "; for class numbers give classes")
         if classes is not None and not bool(((y == y.round()) & (y >= 0) & (y < classes)).all()):
             raise ValueError(f"y must be integers from 0 to {classes - 1} with classes={classes}")
-        vars(self).update(X=X, z=z, y=y, v=v, mask=mask)
+        if scores is not None:
+            if head:
+                raise ValueError(
+                    "problem must have one head and labels +1 and -1 where scores are given, got"
+                    f" heads={heads}, classes={classes}"
+                )
+            scores = as_tensor("scores", scores, X).to(torch.float64)
+            if mask is not None and scores.shape == mask.shape:
+                scores = scores.masked_fill(~mask, 0.0)
+            scores = as_floats("scores", scores, X, tuple(X.shape[:-1]))
+        vars(self).update(X=X, z=z, y=y, v=v, mask=mask, given_scores=scores)
         vars(self).update(loss_name=loss, heads=heads, classes=classes)
 
     def __repr__(self) -> str:
@@ -158,8 +167,32 @@ class AttentionProblem:
         heads = "" if self.heads is None else f", heads={self.heads}"
         classes = "" if self.classes is None else f", classes={self.classes}"
         masked = "" if self.mask is None else ", masked"
+        scores = "" if self.given_scores is None else ", given scores"
         sizes = f"trials={self.trials}, n={n}, T={T}, d={d}"
-        return f"AttentionProblem({sizes}, {self.loss_name}{heads}{classes}{masked})"
+        return f"AttentionProblem({sizes}, {self.loss_name}{heads}{classes}{masked}{scores})"
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that define the problem, by the names of the arguments."""
+        named = {name: getattr(self, name) for name in ("X", "z", "y", "v", "mask")}
+        named["scores"] = self.given_scores
+        return {name: x for name, x in named.items() if x is not None}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The other arguments: together with `tensors` they are the whole problem."""
+        return {"loss": self.loss_name, "heads": self.heads, "classes": self.classes}
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> AttentionProblem:
+        """Return the problem with a change of its leading dimensions, made to every tensor of it.
+
+        >>> X = torch.ones(5, 1, 2, 3)
+        >>> problem = AttentionProblem(X, X[..., 0, :], torch.ones(5, 1), torch.ones(5, 3))
+        >>> problem.mapped(lambda x: x.unsqueeze(0))
+        AttentionProblem(trials=(1, 5), n=1, T=2, d=3, logistic)
+        """
+        tensors: dict[str, Any] = {name: change(x) for name, x in self.tensors.items()}
+        return AttentionProblem(**tensors, **self.options)
 
     @property
     def trials(self) -> tuple[int, ...]:
@@ -168,9 +201,9 @@ class AttentionProblem:
 
     @property
     def weight_shape(self) -> tuple[int, ...]:
-        """(..., d, d), or (..., heads, d, d)."""
-        d = self.X.shape[-1]
-        return (*self.trials, *(() if self.heads is None else (self.heads,)), d, d)
+        """(..., d, d), or (..., heads, d, d); the last d is the width of z."""
+        heads = () if self.heads is None else (self.heads,)
+        return (*self.trials, *heads, self.X.shape[-1], self.z.shape[-1])
 
     @property
     def weight_dims(self) -> int:
@@ -184,6 +217,7 @@ class AttentionProblem:
 
     def with_head(self, v: Tensor) -> AttentionProblem:
         """The same data with another head v, of the shape of the present one."""
+        check_problem(self, head=True)
         v = as_tensor("v", v, self.X).to(torch.float64)  # JointGD calls this at every step
         if v.shape != self.v.shape:
             raise ValueError(f"v must have shape {tuple(self.v.shape)}, got {tuple(v.shape)}")
@@ -193,20 +227,15 @@ class AttentionProblem:
         return other
 
     def with_scores(self, scores: Tensor) -> AttentionProblem:
-        """The same tokens and queries with given scores (..., n, T) in place of y_i v' x_it.
-
-        For one head and labels +1 and -1. The head v then has no meaning, and cannot be trained.
+        """The same problem with the argument `scores`.
 
         >>> X = torch.ones(1, 2, 3)
         >>> problem = AttentionProblem(X, X[:, 0], [1.0], torch.zeros(3))
         >>> problem.with_scores(torch.tensor([[0.0, 1.0]])).scores()
         tensor([[0., 1.]], dtype=torch.float64)
         """
-        check_problem(self, plain=True)
-        scores = as_floats("scores", scores, self.X, tuple(self.X.shape[:-1]))
-        other = copy(self)
-        vars(other)["_values"] = scores[..., None, :, None]
-        return other
+        tensors: dict[str, Any] = {**self.tensors, "scores": scores}
+        return AttentionProblem(**tensors, **self.options)
 
     def trial(self, index: int | slice) -> AttentionProblem:
         """One trial, or a slice of them, of a problem with one leading dimension.
@@ -217,11 +246,7 @@ class AttentionProblem:
         """
         if len(self.trials) != 1:
             raise ValueError(f"trial needs one leading dimension, the problem has {self.trials}")
-        mask = None if self.mask is None else self.mask[index]
-        return AttentionProblem(
-            self.X[index], self.z[index], self.y[index], self.v[index],
-            self.loss_name, mask, self.heads, self.classes,
-        )  # fmt: skip
+        return self.mapped(lambda x: x[index])
 
     @property
     def loss_function(self) -> Loss:
@@ -241,7 +266,10 @@ class AttentionProblem:
         return self.logits(W).argmax(-1)
 
     def scores(self) -> Tensor:
-        """y_i v' x_it, (..., n, T) or (..., heads, n, T): Definition 2, for two classes."""
+        """y_i v' x_it, (..., n, T) or (..., heads, n, T): Definition 2, for two classes.
+
+        Or the scores that were given, 0 at padding.
+        """
         if self.classes is not None:
             raise ValueError("scores are defined for labels +1 and -1, not for classes")
         return self._heads_first(self._values[..., 0])
@@ -266,6 +294,7 @@ class AttentionProblem:
 
     def gradients(self, W: Tensor) -> tuple[Gradient, Gradient]:
         """The gradients in W and in the head v, from one pass."""
+        check_problem(self, head=True)
         forward = self._forward(self._weights(W))
         return self._weight_gradient(forward), self._head_gradient(forward)
 
@@ -287,13 +316,15 @@ class AttentionProblem:
     @cached_property
     def _values(self) -> Tensor:
         """The output of each token for each class, times y for two classes: (..., n, h, T, c)."""
+        if self.given_scores is not None:
+            return self.given_scores[..., None, :, None]
         d = self.X.shape[-1]
         v = self.v.reshape(*self.trials, 1, self.heads or 1, self.classes or 1, d)
         values = torch.matmul(v, self.X.mT.unsqueeze(-3)).mT  # (..., n, h, T, c)
         return values if self.classes is not None else values * self.y[..., None, None, None]
 
     def _weights(self, W: Tensor) -> Tensor:
-        """W as (..., heads, d, d) in float64, checked."""
+        """W in float64 with a dimension of heads, checked."""
         W = as_tensor("W", W, self.X).to(torch.float64)
         if W.shape != self.weight_shape:
             raise ValueError(f"W must have shape {self.weight_shape}, got {tuple(W.shape)}")
@@ -391,10 +422,17 @@ def _cross_entropy_slope(output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return weights, wrong.logsumexp(-1) - output.logsumexp(-1)
 
 
-def check_problem(problem: AttentionProblem, plain: bool = False) -> AttentionProblem:
-    """The problem, or an error; `plain` asks for one head and labels +1 and -1."""
+def check_problem(
+    problem: AttentionProblem, plain: bool = False, head: bool = False
+) -> AttentionProblem:
+    """Return the problem, or raise an error.
+
+    plain: it must have one head and labels +1 and -1. head: its scores must come from its v.
+    """
     if not isinstance(problem, AttentionProblem):
         raise TypeError(f"problem must be an AttentionProblem, got {type(problem).__name__}")
     if plain and (problem.heads is not None or problem.classes is not None):
         raise ValueError(f"problem must have one head and labels +1 and -1, got {problem}")
+    if head and problem.given_scores is not None:
+        raise ValueError(f"problem must have the scores of its head v, got {problem}")
     return problem

@@ -1,8 +1,8 @@
 """Globally and locally optimal tokens, and the constants of the paper's cones around them.
 
 A problem is any object with the attributes X (..., n, T, d), z (..., n, d), y (..., n) of +-1 and
-v (..., d), and optionally a mask (..., n, T) that is False on padding. Leading dimensions are
-separate problems.
+v (..., d), and optionally a mask (..., n, T) that is False on padding, and `given_scores`
+(..., n, T) that replace those of y and v. Leading dimensions are separate problems.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mirrorhead._checks import as_tensor, check_integer, check_signs
+from mirrorhead._checks import as_tensor, check_integer, check_mask, check_signs
 from mirrorhead.margin import MarginSolution, attention_svm
 from mirrorhead.margin._certificate import active_constraints
 from mirrorhead.margin._constraints import attention_constraints
 from mirrorhead.margin._problems import Status
-from mirrorhead.potentials import PNorm, check_p, dual_exponent, lp_norm
+from mirrorhead.potentials import PNorm, check_exponent, check_p, dual_exponent, lp_norm
 
 FINEST = 1e-13  # the smallest gap that float64 certifies for most problems
 
@@ -41,7 +41,9 @@ class TokenProblem(Protocol):
 
 
 def token_scores(problem: TokenProblem) -> Tensor:
-    """Return the scores gamma_it = y_i v' x_it, (..., n, T), padding included (Definition 2).
+    """Return the scores gamma_it = y_i v' x_it, (..., n, T) (Definition 2); 0 at padding.
+
+    If the problem was given its scores, these are they.
 
     >>> from types import SimpleNamespace
     >>> X = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
@@ -49,8 +51,12 @@ def token_scores(problem: TokenProblem) -> Tensor:
     >>> token_scores(data)
     tensor([[-2., -1.]])
     """
+    given = getattr(problem, "given_scores", None)
+    if given is not None:
+        return given
     _check_has(problem, "X", "y", "v")
-    X, y, v = problem.X, problem.y, problem.v
+    y, v = problem.y, problem.v
+    X = problem.X.where(_kept(problem).unsqueeze(-1), 0)
     if y.shape != X.shape[:-2]:
         raise ValueError(f"y must have shape {tuple(X.shape[:-2])}, got {tuple(y.shape)}")
     if v.shape != (*X.shape[:-3], X.shape[-1]):
@@ -122,6 +128,7 @@ def locally_optimal(
     >>> locally_optimal(data, torch.tensor([1]), p=2)
     LocalOptimality(False, sample 0: support token 0 scores 2, the selected token 1 scores 1)
     """
+    check_exponent(p)
     scores = token_scores(problem)
     solution = _solution(problem, tokens, p, tol)
     X, z, mask = problem.X, problem.z, _kept(problem)
@@ -157,11 +164,12 @@ def locally_optimal_sets(
     Every one of the T^n sets (fewer with padding) is solved, a thousand at a time; more than
     `limit` are refused. Sets for which `locally_optimal` cannot tell are left out with a warning.
     """
-    _check_has(problem, "X", "z", "y", "v")
+    check_exponent(p)
+    _check_has(problem, "X", "z")
     if problem.X.dim() != 3:
         raise ValueError(f"X must be one problem, (n, T, d); got shape {tuple(problem.X.shape)}")
     check_integer("limit", limit, 1)
-    kept = _kept(problem)
+    kept, scores = _kept(problem), token_scores(problem)
     count = math.prod(kept.sum(-1).tolist())
     if count > limit:
         raise ValueError(f"{count} token sets are more than limit={limit}")
@@ -169,7 +177,7 @@ def locally_optimal_sets(
     found, undecided = [], 0
     while chosen := list(islice(sets, 1000)):
         tokens = torch.tensor(chosen, device=problem.X.device)
-        parts = {"X": problem.X, "z": problem.z, "mask": kept, "y": problem.y, "v": problem.v}
+        parts = {"X": problem.X, "z": problem.z, "mask": kept, "given_scores": scores}
         # One problem, once for each token set.
         copies = {name: x.expand(len(chosen), *x.shape) for name, x in parts.items()}
         batch: Any = SimpleNamespace(**copies)
@@ -210,6 +218,8 @@ class ConeConstants:
         """Return whether W (..., d, d) lies in the cone S_mu of (5a), or C_mu,R of (5b).
 
         The conditions are D(W_mm/||W_mm||, W/||W||) <= mu, by default mu_0, and ||W|| >= radius.
+        The default radius 0 tests the angle alone. Theorem 2 starts in a cone C_mu,R: it also asks
+        for a norm of at least an R that is thousands of times ||W_mm|| or more.
         """
         psi, own = PNorm(self.solution.p), self.solution.W
         W = as_tensor("W", W, own).to(torch.float64)
@@ -253,7 +263,9 @@ def constants_at(problem: TokenProblem, tokens: Tensor, solution: MarginSolution
     if p >= 2:
         mu_0 = (delta / (8 * A)) ** p / p
     else:
-        mu_0 = (delta * (p - 1) / (4 * A * X.shape[-1] ** (2 / p - 1))) ** 2 / p
+        # d^(2/p - 1) of square weights: (entries)^(1/p - 1/2), which compares p-norm and 2-norm.
+        entries = X.shape[-1] * z.shape[-1]
+        mu_0 = (delta * (p - 1) / (4 * A * entries ** (1 / p - 1 / 2))) ** 2 / p
     chosen, some = scores.gather(-1, at).squeeze(-1), support.any(-1)
     highest, lowest = _extremes(scores, support)
     gap, widest_gap = ((chosen - x).where(some, math.nan) for x in (highest, lowest))
@@ -286,11 +298,12 @@ def _extremes(scores: Tensor, among: Tensor) -> tuple[Tensor, Tensor]:
 
 def _kept(problem: TokenProblem) -> Tensor:
     """(..., n, T) bool, False on padding."""
-    mask = getattr(problem, "mask", None)
-    return torch.ones_like(problem.X[..., 0], dtype=torch.bool) if mask is None else mask
+    X, mask = problem.X, getattr(problem, "mask", None)
+    return torch.ones_like(X[..., 0], dtype=torch.bool) if mask is None else check_mask(mask, X)
 
 
 def _solution(problem: TokenProblem, tokens: Tensor, p: float, tol: float = 1e-9) -> MarginSolution:
+    check_exponent(p)
     _check_has(problem, "X", "z")
     mask = getattr(problem, "mask", None)
     return attention_svm(problem.X, problem.z, tokens, p, tol, mask=mask)

@@ -117,6 +117,16 @@ def test_the_ends_1_and_inf_are_exponents_too():
     assert bool(choice.accuracy.isfinite().all())
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_samples_of_one_token_leave_no_choice(masked):
+    X, z = torch.randn(6, 1, 3), torch.randn(6, 3)
+    mask = torch.ones(6, 1, dtype=torch.bool) if masked else None
+    choice = mh.choose_p(X, z, torch.zeros(6, dtype=torch.long), ps=(1.5, 2), mask=mask)
+    assert choice.p == 2
+    assert choice.accuracy.tolist() == [1, 1]
+    assert not choice.infeasible
+
+
 def test_infeasible_folds_are_counted():
     """Two equal samples with different tokens: only folds that leave one out have a solution."""
     X, z, tokens = planted(12, 6)
@@ -167,7 +177,7 @@ def _folds_differ(n: int, folds: int) -> bool:
         ({"tokens": torch.zeros(3).long()}, r"tokens must be integers of shape \(12,\)"),
         ({"X": torch.zeros(12, 5)}, r"X must be \(..., n, T, d\) and not empty"),
         ({"X": torch.full((12, 5, 8), math.nan)}, "X must be finite"),
-        ({"z": torch.zeros(12, 3)}, r"z must have shape \(12, 8\), got \(12, 3\)"),
+        ({"z": torch.zeros(11, 8)}, r"z must have shape \(12, 8\), got \(11, 8\); only its last"),
         ({"mask": torch.ones(12, 5)}, r"mask must be bool of shape \(12, 5\)"),
         (
             {"mask": torch.zeros(12, 5).bool()},

@@ -6,6 +6,7 @@ import io
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path as File
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor
 
 import mirrorhead as mh
 from mirrorhead import native
+from mirrorhead.losses import LOSSES, Loss
 from mirrorhead.paths import _compiled, _update_rules, descent
 from mirrorhead.paths._compiled import Loop, compiled_loop
 from mirrorhead.paths._update_rules import Accelerated, Constant, Normalized, State, grad_phi
@@ -198,7 +200,7 @@ def test_a_killed_run_resumes_to_the_same_bits(
     with pytest.raises(ValueError, match="another run"):
         mh.descend(problem, 1.6, 60, checkpoint=file)
     file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(ValueError, match=r"cannot be read.*delete it"):
+    with pytest.raises(ValueError, match="not a checkpoint of descend, or it is damaged"):
         go(checkpoint=file)
 
 
@@ -206,7 +208,7 @@ def test_a_killed_run_resumes_to_the_same_bits(
 @needs_library
 @given(
     p=st.sampled_from([1.1, 1.4, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 5.0]),
-    loss=st.sampled_from(["logistic", "exponential", "linear"]),
+    loss=st.sampled_from(list(LOSSES)),
     shape=st.tuples(st.integers(1, 5), st.integers(1, 6), st.integers(1, 7)),
     scale=st.sampled_from([0.0, 0.1, 30.0]),
     seed=st.integers(0, 1000),
@@ -226,11 +228,60 @@ def test_the_compiled_loop_takes_the_same_steps(p, loss, shape, scale, seed) -> 
         state = slow
 
 
+def test_every_loss_that_c_has_has_a_code_of_its_own() -> None:
+    codes = [loss.native for loss in LOSSES.values() if loss.native is not None]
+    assert sorted(codes) == [0, 1, 2]
+
+
+# l(x) = log(1 + exp(-2 x)) / 2: none of the three, and C does not have it.
+STEEPER = Loss(
+    "steeper",
+    value=lambda x: LOSSES["logistic"].value(2 * x) / 2,
+    log_slope=lambda x: LOSSES["logistic"].log_slope(2 * x),
+    relative_curvature=lambda x: 2 * LOSSES["logistic"].relative_curvature(2 * x),
+    log_excess=lambda b, log_e: LOSSES["logistic"].log_excess(2 * b, log_e + np.log(2)) - np.log(2),
+)
+
+
+@pytest.mark.parametrize("rule", ["normalized", "accelerated"])
+def test_a_fourth_loss_runs_as_itself(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It once ran as the exponential: C got its position in the dictionary."""
+    monkeypatch.setitem(LOSSES, "steeper", STEEPER)
+    problem = random_problem(2, loss="steeper")
+    path = mh.descend(problem, 1.5, 20, rule=rule)
+    monkeypatch.setattr(descent, "compiled_loop", lambda problem, rule: None)
+    assert torch.equal(mh.descend(problem, 1.5, 20, rule=rule).W, path.W)
+    for name in ("logistic", "exponential", "linear"):
+        other = mh.descend(random_problem(2, loss=name), 1.5, 20, rule=rule)
+        assert not torch.allclose(other.W, path.W, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("loss", list(LOSSES))
+def test_the_order_of_the_losses_changes_no_path(
+    loss: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = random_problem(2, loss=loss)
+    expected = mh.descend(problem, 1.5, 20).W
+    backwards = dict(reversed(LOSSES.items()))
+    for name, each in backwards.items():
+        monkeypatch.delitem(LOSSES, name)
+        monkeypatch.setitem(LOSSES, name, each)
+    assert list(LOSSES) == list(backwards)
+    assert torch.equal(mh.descend(problem, 1.5, 20).W, expected)
+
+
+@needs_library
+def test_a_code_that_c_does_not_have_stops_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LOSSES, "steeper", replace(STEEPER, native=3))
+    with pytest.raises(FloatingPointError, match="W is not finite"):
+        mh.descend(random_problem(2, loss="steeper"), 1.5, 5)
+
+
 @pytest.mark.slow
 @needs_library
 @given(
     p=st.sampled_from([1.02, 1.1, 1.4, 1.5, 1.75, 2.0, 2.5, 3.0, 10.0]),
-    loss=st.sampled_from(["logistic", "exponential", "linear"]),
+    loss=st.sampled_from(list(LOSSES)),
     shape=st.tuples(st.integers(1, 5), st.integers(1, 6), st.integers(1, 7)),
     scale=st.sampled_from([0.0, 0.1, 30.0]),
     before=st.sampled_from([0, 1, 60, 127, 1000]),
@@ -370,7 +421,7 @@ def test_a_checkpoint_that_cannot_be_written_is_found_out_first(
     array = tmp_path / "array.npz"
     with array.open("wb") as stream:
         np.save(stream, np.zeros(3))
-    with pytest.raises(ValueError, match=r"cannot be read.*delete it"):
+    with pytest.raises(ValueError, match="not a checkpoint of descend, or it is damaged"):
         mh.descend(random_problem(1), 1.5, 20, checkpoint=array)
 
 
@@ -515,8 +566,9 @@ def test_bad_input_is_refused(arguments: dict, message: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"p": True}, "p must be a number greater than 1, got bool"),
-        ({"p": None}, "p must be a number greater than 1, got NoneType"),
+        ({"p": True}, "p must be a number greater than 1, got True"),
+        ({"p": None}, "p must be a number greater than 1, got None"),
+        ({"p": "abc"}, "p must be a number greater than 1, got 'abc'"),
         ({"joint": "no"}, "joint must be True or False, got 'no'"),
         ({"problem": None}, "problem must be an AttentionProblem, got NoneType"),
         ({"init": "zero"}, "init must be a tensor or an array of numbers"),
@@ -579,7 +631,7 @@ def test_a_damaged_checkpoint_is_refused(name: str, content: object, tmp_path: F
         arrays[name] = np.asarray(content)
     np.savez(file, **arrays)
     before = file.read_bytes()
-    with pytest.raises(ValueError, match=r"run.npz cannot be read .*; delete it to start from the"):
+    with pytest.raises(ValueError, match=r"run.npz is .*damaged.*: give another file name"):
         mh.descend(problem, 1.5, 20, checkpoint=file)
     assert file.read_bytes() == before
 

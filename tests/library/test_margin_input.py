@@ -12,9 +12,17 @@ from margin_cases import random_problem
 
 X, Z, TOKENS = random_problem(4, 5, 6)
 BAD = [
-    (lambda: mh.attention_svm(X[0, 0], Z, TOKENS), ValueError, "X must have at least 3"),
+    (
+        lambda: mh.attention_svm(X[0, 0], Z, TOKENS),
+        ValueError,
+        r"X must be \(\.\.\., n, T, d\) and",
+    ),
     (lambda: mh.attention_svm(X, Z[:3], TOKENS), ValueError, r"z must have shape .*\(3, 6\)"),
-    (lambda: mh.attention_svm(X, Z[0], TOKENS), ValueError, "z must have at least 2"),
+    (
+        lambda: mh.attention_svm(X, Z[0], TOKENS),
+        ValueError,
+        r"z must have shape \(4, 6\), got \(6,\)",
+    ),
     (lambda: mh.attention_svm(X, Z, TOKENS[:2]), ValueError, r"tokens must have shape \(4,\)"),
     (lambda: mh.attention_svm(X, Z, TOKENS + 5), ValueError, "tokens must lie in 0..4"),
     (lambda: mh.attention_svm(X, Z, TOKENS - 9), ValueError, "tokens must lie in 0..4"),
@@ -43,13 +51,13 @@ BAD = [
     (lambda: mh.attention_svm(X, Z, TOKENS, 2, tol=math.nan), ValueError, "tol must be"),
     (lambda: mh.attention_svm(X, Z, TOKENS, norm="l2"), ValueError, "norm must be"),  # pyright: ignore[reportArgumentType]
     (lambda: mh.attention_svm(X, Z, TOKENS, 3, norm="nuclear"), ValueError, "goes with p=2"),
-    (lambda: mh.attention_svm(X[:0], Z[:0], TOKENS[:0]), ValueError, "at least one sample"),
-    (lambda: mh.attention_svm(X[:, :0], Z, TOKENS), ValueError, "at least one sample, token"),
+    (lambda: mh.attention_svm(X[:0], Z[:0], TOKENS[:0]), ValueError, "X must be .* not empty"),
+    (lambda: mh.attention_svm(X[:, :0], Z, TOKENS), ValueError, "X must be .* not empty"),
     (lambda: mh.attention_svm(X, Z, TOKENS, mask=torch.ones(4, 5)), TypeError, "mask must be bool"),
     (
         lambda: mh.attention_svm(X, Z, TOKENS, mask=torch.ones(4, 4, dtype=torch.bool)),
         ValueError,
-        r"mask must have shape \(4, 5\)",
+        r"mask must be bool of shape \(4, 5\), got torch.bool \(4, 4\)",
     ),
     (
         lambda: mh.attention_svm(X, Z, TOKENS, mask=torch.zeros(4, 5, dtype=torch.bool)),

@@ -528,6 +528,16 @@ def test_nonfinite_gradients(
     assert b.isfinite().all()
 
 
+def test_several_nonfinite_gradients_are_a_list_with_single_commas() -> None:
+    params = [parameter(3), parameter(4)]
+    for param in params:
+        param.grad = torch.full_like(param, torch.inf)
+    with pytest.raises(RuntimeError) as caught:
+        MirrorDescent(params, lr=0.1, p=1.5).step()
+    first = "parameter 0 of group 0, shape (3,), parameter 1 of group 0, shape (4,) is not finite"
+    assert first in str(caught.value)
+
+
 def test_huge_gradients_are_not_called_infinite() -> None:
     param = parameter(3)
     param.grad = torch.full((3,), 1e30)  # its square is not
@@ -543,7 +553,7 @@ def test_huge_gradients_are_not_called_infinite() -> None:
     [
         ({"p": 1}, ValueError, "p must be finite and greater than 1, got 1"),
         ({"p": float("nan")}, ValueError, "p must be finite and greater than 1, got nan"),
-        ({"p": "2"}, TypeError, "p must be a number greater than 1, got str"),
+        ({"p": "2"}, TypeError, "p must be a number greater than 1, got '2'"),
         ({"lr": -1.0}, ValueError, "lr must be at least 0 and finite, got -1.0"),
         ({"lr": float("nan")}, ValueError, "lr must be at least 0 and finite, got nan"),
         ({"lr": "x"}, TypeError, "lr must be a number, got str"),

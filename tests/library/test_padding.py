@@ -263,7 +263,7 @@ def test_every_public_name_is_covered():
 @given(
     lengths=st.lists(st.integers(1, 4), min_size=n, max_size=n).filter(lambda x: max(x) > 1),
     extra=st.integers(1, 4),
-    junk=st.sampled_from([0.0, 1.0, 1e3]),
+    junk=st.sampled_from([0.0, 1.0, 1e3, math.inf, math.nan]),
     seed=st.integers(0, 50),
 )
 def test_padding_changes_nothing(entry, on, lengths, extra, junk, seed):

@@ -249,6 +249,74 @@ def test_padding_is_no_token():
         torch.testing.assert_close(getattr(one, name), getattr(other, name), rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_sample_of_one_token_is_decided(masked):
+    """With a mask there was a constraint 0 >= 1, and the problem was called infeasible."""
+    data, tokens = problem(2, 3, 1, 4, seed=11)
+    if masked:
+        data = Padded(**vars(data), mask=torch.ones(2, 3, 1, dtype=torch.bool))
+    verdict = mh.locally_optimal(data, tokens, 2)
+    assert verdict
+    assert not verdict.solution.W.any()
+    assert mh.globally_optimal_tokens(data).eq(0).all()
+    assert mh.cone_constants(data, tokens, 2).delta.eq(0.25).all()
+    one = type(data)(**{name: x[0] for name, x in vars(data).items()})
+    assert mh.locally_optimal_sets(one, 2).tolist() == [[0, 0, 0]]
+
+
+@pytest.mark.parametrize("junk", [math.nan, math.inf])
+def test_padding_of_any_data_may_be_nan(junk):
+    data, _ = problem(3, 4, 5, seed=9)
+    best = mh.globally_optimal_tokens(data)
+    mask = torch.arange(6).expand(3, 6) < 4
+    padded = Padded(
+        torch.cat([data.X, data.X.new_full((3, 2, 5), junk)], -2), data.z, data.y, data.v, mask
+    )
+    assert torch.equal(mh.globally_optimal_tokens(padded), best)
+    assert mh.locally_optimal(padded, best, 2)
+    assert torch.equal(mh.locally_optimal_sets(padded, 2), mh.locally_optimal_sets(data, 2))
+    one, other = (mh.cone_constants(x, best, 2, 1e-11) for x in (data, padded))
+    for name in ("delta", "A", "mu_0", "score_gap", "widest_score_gap", "score_range"):
+        torch.testing.assert_close(getattr(one, name), getattr(other, name), rtol=1e-6, atol=0)
+    solution = mh.attention_svm(padded.X, padded.z, best, 2, mask=mask)
+    assert solution.check(padded.X, padded.z, best, mask=mask)
+    with pytest.raises(ValueError, match="X must be finite, got 15 bad entries"):
+        mh.attention_svm(
+            padded.X, padded.z, best, 2, mask=mask.index_fill(1, torch.tensor(4), True)
+        )
+
+
+def test_p_is_checked_before_the_data():
+    data, tokens = problem(4, 5, 6, seed=8)
+    wrong = replace(data, y=torch.zeros(7), z=data.z * math.nan)
+    real = mh.AttentionProblem(data.X, data.z, data.y, data.v)
+    finite: Any = "p must be .*greater than 1, got "
+    norm: Any = "p must be a number from 1 to inf, got "
+    calls: Any = (
+        (finite, lambda p: mh.cone_constants(wrong, tokens, p)),
+        (finite, lambda p: mh.descend(wrong, p, 0)),  # type: ignore[arg-type]
+        (finite, lambda p: mh.largest_step(wrong, torch.ones(1), p)),  # type: ignore[arg-type]
+        (finite, lambda p: mh.assumption_b(wrong, tokens, p)),  # type: ignore[arg-type]
+        (finite, lambda p: mh.regularization_path(wrong, p, [])),  # type: ignore[arg-type]
+        (finite, lambda p: mh.joint_regularization_path(wrong, p, [], [])),  # type: ignore[arg-type]
+        (finite, lambda p: mh.joint_regularization_path(real, p, [], [])),
+        (norm, lambda p: mh.locally_optimal(wrong, tokens, p)),
+        (norm, lambda p: mh.locally_optimal_sets(wrong, p)),
+        (norm, lambda p: mh.support_tokens(wrong, tokens, p)),
+        (norm, lambda p: mh.attention_svm(wrong.X, wrong.z, tokens, p)),
+        (norm, lambda p: mh.svm(wrong.z, wrong.y, p)),
+        ("ps must be numbers", lambda p: mh.choose_p(wrong.X, wrong.z, tokens, (p,))),
+    )
+    for message, call in calls:
+        for p in (0, -1, 0.5, math.nan, -math.inf, "abc", None, True):
+            with pytest.raises((TypeError, ValueError), match=f"{message}.*{p!r}"):
+                call(p)
+        if message is finite:
+            for p in (1, math.inf):
+                with pytest.raises(ValueError, match=f"{message}.*{p!r}"):
+                    call(p)
+
+
 def test_bad_input():
     data, tokens = problem(4, 5, 6, seed=8)
     with pytest.raises(ValueError, match=r"y must have shape \(4,\)"):
@@ -257,6 +325,10 @@ def test_bad_input():
         mh.token_scores(replace(data, v=torch.ones(3)))
     with pytest.raises(ValueError, match=r"y must be \+1 or -1 everywhere, got 0.0; for labels 0"):
         mh.token_scores(replace(data, y=torch.zeros(4)))
+    masked = Padded(**vars(data), mask=torch.ones(4, 6, dtype=torch.bool))
+    for call in (mh.token_scores, mh.globally_optimal_tokens):
+        with pytest.raises(ValueError, match=r"mask must be bool of shape \(4, 5\)"):
+            call(masked)
     calls: Any = (mh.token_scores, lambda x: mh.locally_optimal(x, tokens, 2))
     calls += (lambda x: mh.support_tokens(x, tokens, 2), lambda x: mh.locally_optimal_sets(x, 2))
     for call in calls:

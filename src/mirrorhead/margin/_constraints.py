@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from mirrorhead._checks import as_floats, as_tensor, check_signs
+from mirrorhead._checks import as_floats, as_tensor, check_data, check_signs
 
 # Temporary tensors of the chunked methods stay below this many numbers (64 MB).
 _CHUNK = 1 << 23
@@ -58,22 +58,12 @@ def attention_constraints(
 ) -> Constraints:
     """(x_i,sel - x_it)' W z_i >= 1 for every token t of sample i other than the selected one.
 
-    The shapes are those of `attention_svm`, except that z is (..., n, c), mostly c = d.
+    The shapes are those of `attention_svm`.
     """
-    X = _floating("X", X, 3)
-    z = _floating("z", z, 2, X)
+    X, z, mask = check_data(X, z, mask)
+    X, z = X.detach(), z.detach()
     *lead, n, T, d = X.shape
     c = z.shape[-1]
-    if z.shape[:-1] != X.shape[:-2]:
-        raise ValueError(
-            f"z must have shape (..., n, d) with the leading dimensions of X, "
-            f"{(*X.shape[:-2], d)}; got {tuple(z.shape)}"
-        )
-    if min(n, T, d, c) == 0:
-        raise ValueError(
-            f"X and z must have at least one sample, token and feature; got X of shape "
-            f"{tuple(X.shape)} and z of shape {tuple(z.shape)}"
-        )
     tokens = as_tensor("tokens", tokens, X)
     if tokens.is_floating_point() or tokens.dtype == torch.bool:
         raise TypeError(f"tokens must be integers, got {tokens.dtype}")
@@ -89,14 +79,10 @@ def attention_constraints(
     other = (other + (other >= tokens.unsqueeze(-1))).clamp_max(T - 1)
     live = torch.full_like(other, T > 1, dtype=torch.bool)
     if mask is not None:
-        mask = as_tensor("mask", mask, X)
-        if mask.dtype != torch.bool:
-            raise TypeError(f"mask must be boolean, True on real tokens; got {mask.dtype}")
-        _check_shape("mask", mask, (*lead, n, T), "X")
         mask = mask.reshape(B, n, T)
         if not bool(mask.gather(2, tokens.unsqueeze(-1)).all()):
             raise ValueError("tokens selects a token that mask marks as padding")
-        live = mask.gather(2, other)
+        live &= mask.gather(2, other)
     selected = X.gather(2, tokens.view(B, n, 1, 1).expand(B, n, 1, d))
     left = selected - X.gather(2, other.unsqueeze(-1).expand(B, n, R, d))
     if mask is not None:

@@ -179,7 +179,7 @@ def attention_svm(
 
     Args:
         X: (..., n, T, d) tokens; leading dimensions are separate problems, solved together.
-        z: (..., n, d) queries.
+        z: (..., n, d) queries; or of another width c, and W is then (..., d, c).
         tokens: (..., n) integers, the selected token of each sample.
         p: from 1 to inf. The interior point method is known to finish between 1.02 and 100;
             1 and inf are linear programs, solved by HiGHS, and may have several solutions.
@@ -187,7 +187,8 @@ def attention_svm(
             W itself is less accurate: use 1e-12 if you need W.
         norm: "nuclear" minimises the sum of singular values instead, the limit of training
             W = K Q' with p = 2 (examples/key_query.py); p must be 2, and `start` is not used.
-        mask: (..., n, T) bool, False on padding, for sequences of different length.
+        mask: (..., n, T) bool, False on padding, for sequences of different length. Padding may
+            hold anything, even NaN.
         start: a solution of a similar problem of the same shape (another p, a few other tokens).
 
     Returns a `MarginSolution`; look at its `status`. Data are promoted to float64. A sample
@@ -204,6 +205,7 @@ def attention_svm(
     >>> bool(solution.check(X, z, torch.tensor([0])))
     True
     """
+    p = check_exponent(p)
     if norm not in ("lp", "nuclear"):
         raise ValueError(f"norm must be 'lp' or 'nuclear', got {norm!r}")
     if norm == "nuclear" and p != 2:
@@ -228,13 +230,13 @@ def svm(
     >>> solution.status, solution.v.round(decimals=6)
     ('optimal', tensor([0.5000, 0.2500], dtype=torch.float64))
     """
+    p = check_exponent(p)
     return _solve(svm_constraints(features, labels), p, tol, False, start)
 
 
 def _solve(
     problem: Constraints, p: float, tol: float, nuclear: bool, start: MarginSolution | None
 ) -> MarginSolution:
-    p = check_exponent(p)
     if not (is_number(tol) and 0 < tol < 1):
         raise ValueError(f"tol must be a number between 0 and 1, got {tol!r}")
     tol = float(tol)

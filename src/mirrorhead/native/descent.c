@@ -16,7 +16,7 @@
 
 #include "native.h"
 
-enum loss { LOGISTIC, EXPONENTIAL, LINEAR };
+enum loss { LOGISTIC = 0, EXPONENTIAL = 1, LINEAR = 2 }; /* `native` in losses.py */
 
 struct problem {
     const double *X;  /* (n, T, dp) */
@@ -53,8 +53,10 @@ static void log_slopes(enum loss loss, double *restrict x, long n) {
     if (loss == LOGISTIC) /* log sigmoid(-x) = min(-x, 0) - log(1 + exp(-|x|)) */
 #pragma omp simd
         for (long i = 0; i < n; i++) x[i] = (x[i] > 0 ? -x[i] : 0) - log(1 + exp(-fabs(x[i])));
-    else
-        for (long i = 0; i < n; i++) x[i] = loss == LINEAR ? 0 : -x[i];
+    else if (loss == EXPONENTIAL)
+        for (long i = 0; i < n; i++) x[i] = -x[i];
+    else /* a code of no loss must not run as one of them: NaN stops the path */
+        for (long i = 0; i < n; i++) x[i] = loss == LINEAR ? 0 : NAN;
 }
 
 typedef double four __attribute__((vector_size(32), aligned(8)));

@@ -309,7 +309,7 @@ class MirrorOptimizer(Optimizer):
         if len(names) == len(group["params"]):
             return repr(names[position])
         number = next(i for i, g in enumerate(self.param_groups) if g is group)
-        return f"parameter {position} of group {number}, shape {tuple(param.shape)},"
+        return f"parameter {position} of group {number}, shape {tuple(param.shape)}"
 
     def _stored(self, group: Group, param: Tensor) -> Tensor | None:
         """Return what is kept beside the weight (local part), made from it where missing."""

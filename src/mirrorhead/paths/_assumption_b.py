@@ -47,7 +47,7 @@ def assumption_b(
     tensor(True)
     """
     p = check_p(p)
-    check_problem(problem, plain=True)
+    check_problem(problem, plain=True, head=True)
     samples, seed = check_integer("samples", samples, 1), check_seed(seed)
     lead, shape = problem.trials, problem.X.shape[:-1]
     valid = torch.ones(shape, dtype=torch.bool) if problem.mask is None else problem.mask

@@ -9,7 +9,7 @@ import re
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path as File
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -31,11 +31,11 @@ class Progress:
     records: dict[int, Tensors]
 
 
-def fingerprint(tensors: dict[str, Tensor | None], options: dict[str, Any]) -> str:
+def fingerprint(tensors: dict[str, Tensor], options: dict[str, Any]) -> str:
     """A hash of everything that determines a run, except its length."""
     parts = [json.dumps([VERSION, options], sort_keys=True).encode()]
     for name, tensor in sorted(tensors.items()):
-        array = np.zeros(0) if tensor is None else tensor.detach().cpu().contiguous().numpy()
+        array = tensor.detach().cpu().contiguous().numpy()
         parts += [f"{name} {array.dtype} {array.shape}".encode(), array.tobytes()]
     return sha256_of(*parts)
 
@@ -56,26 +56,45 @@ def load_checkpoint(file: File, key: str, start: Progress, weights: Tensors) -> 
     """The progress of the run with this key; None where there is no file.
 
     `start` and `weights` show what a state and a record of this run look like. ValueError for
-    the checkpoint of another run, and for a file that is damaged: the C loop trusts the shapes.
+    the checkpoint of another run, and for a file that is no checkpoint or a damaged one: the C
+    loop trusts the shapes. Nobody is told to delete it: it may be a file of their own.
     """
     # Temporary files of this checkpoint, which a killed process could not remove.
     remove_leftovers(file.parent, re.escape(file.name))
     if not os.path.exists(file):
         return None
-    try:
-        with open(file, "rb") as stream, np.load(stream, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
-        found = str(arrays.pop("key"))
-        if found == key:
-            return _unpack(arrays, start, weights)
-    except (ValueError, KeyError, TypeError, EOFError, OSError, zipfile.BadZipFile) as error:
+    with open(file, "rb") as stream:
+        arrays = _arrays(stream)
+    if not {"key", "step"} <= arrays.keys():
         raise ValueError(
-            f"checkpoint {file} cannot be read ({error}); delete it to start from the beginning"
+            f"{file} is not a checkpoint of descend, or it is damaged: give another file name"
+        )
+    if str(arrays.pop("key")) != key:
+        raise ValueError(
+            f"checkpoint {file} belongs to another run, with other data, scores, loss, start, p, lr"
+            " or rule: give another file name"
+        )
+    try:
+        return _unpack(arrays, start, weights)
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"checkpoint {file} is damaged ({error}): give another file name"
         ) from None
-    raise ValueError(
-        f"checkpoint {file} belongs to another run: other data, start, p, lr or rule. Give another"
-        " file, or delete it"
-    )
+
+
+def _arrays(stream: BinaryIO) -> dict[str, np.ndarray]:
+    """The arrays of a checkpoint; none where it is another file, or one that cannot be read."""
+    try:
+        # np.load would take other files for pickles, and say how to load them all the same.
+        with zipfile.ZipFile(stream) as entries:
+            names = [name.removesuffix(".npy") for name in entries.namelist()]
+            if not {"key", "step"} <= set(names):
+                return {}
+        stream.seek(0)
+        with np.load(stream, allow_pickle=False) as stored:
+            return {name: stored[name] for name in names}
+    except (ValueError, KeyError, EOFError, OSError, RuntimeError, zipfile.BadZipFile):
+        return {}
 
 
 def _unpack(arrays: dict[str, np.ndarray], start: Progress, weights: Tensors) -> Progress:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from mirrorhead import native
-from mirrorhead.losses import LOSSES
 from mirrorhead.paths._update_rules import Accelerated, Constant, Normalized, State
 from mirrorhead.potentials import dual_exponent, inverse_exponent, snap
 from mirrorhead.problem import AttentionProblem
@@ -30,11 +29,14 @@ Loop = Callable[[State, int], State]
 def compiled_loop(problem: AttentionProblem, rule: Constant | Accelerated) -> Loop | None:
     """A function of a state and a count that takes that many steps; it leaves the state alone.
 
-    None for the constant rule, for other problems than of one head, labels +-1, no padding, on a
-    CPU, and without the library.
+    None for the constant rule, for other problems than of one head, labels +-1, no padding,
+    queries as wide as tokens, a loss that C knows, on a CPU, and without the library.
     """
     plain = problem.heads is None and problem.classes is None and problem.mask is None
-    if not plain or problem.X.device.type != "cpu":
+    square = problem.X.shape[-1] == problem.z.shape[-1]
+    if not (plain and square and problem.X.device.type == "cpu"):
+        return None
+    if problem.loss_function.native is None:
         return None
     if type(rule) is Normalized and (descent := _normalized_descent()) is not None:
         return _normalized(descent, problem, rule)
@@ -79,7 +81,7 @@ def _steps(descent: Callable[..., int], problem: AttentionProblem, p: float) -> 
     rows, columns, scores = map(_padded, (X, X.mT, problem.scores().reshape(-1, n, T)))
     data = (rows, columns, problem.z.reshape(-1, n, d).contiguous(), scores)
     sizes = (X.shape[0], n, T, d, columns.shape[-1], rows.shape[-1])
-    loss, q = list(LOSSES).index(problem.loss_name), snap(dual_exponent(p))
+    loss, q = problem.loss_function.native, snap(dual_exponent(p))
 
     def steps(count: int, *state: Any) -> None:
         if descent(*[x.data_ptr() for x in data], *sizes, loss, count, q, *state):

@@ -104,7 +104,8 @@ def descend(
             allows at the start or at a recorded step). "normalized" divides the gradient by its
             dual norm. "accelerated" reaches the same direction in a fraction of the steps
             (docs/acceleration.md); it trains only W.
-        joint: also train the head v, with the same rule (lp-JointGD), from problem.v.
+        joint: also train the head v, with the same rule (lp-JointGD), from problem.v. A problem
+            that was given its scores has no head to train, and is refused.
         init: W(0), zero by default. A pair (K, Q) of (..., d, m) trains the factors of W = K Q'
             instead of W; for p = 2 their product converges to the solution of smallest nuclear
             norm (docs/descent.md). Zero factors are a saddle point and are refused.
@@ -138,7 +139,7 @@ def descend(
             f"head_lr needs joint=True, which trains the head; got head_lr={head_lr!r}"
         )
     head_lr = lr if head_lr is None else float(head_lr)
-    parameters = _parameters(check_problem(problem), joint, init)
+    parameters = _parameters(check_problem(problem, head=joint), joint, init)
     if rule == "accelerated" and parameters.keys() != {"W"}:
         raise ValueError("rule='accelerated' trains W alone: no joint=True, no factors (K, Q)")
     wanted = recorded_steps(steps) if record is None else _check_record(record, steps)
@@ -152,10 +153,9 @@ def descend(
         file, key = None if checkpoint is None else File(checkpoint), ""
         if file is not None:
             start = {name: w for name, (w, _) in parameters.items()}
-            data = {name: getattr(problem, name) for name in ("X", "z", "y", "mask")}
-            data |= {"head": problem.v, **{f"init {name}": w for name, w in start.items()}}
+            data = problem.tensors | {f"init {name}": w for name, w in start.items()}
             options = {"p": p, "rule": rule, "lr": lr, "head_lr": head_lr}
-            key = fingerprint(data, {**options, "loss": problem.loss_name})
+            key = fingerprint(data, options | problem.options)
             stored = load_checkpoint(file, key, run, start)
             if stored is None:  # a file that cannot be written is noticed now, not after the run
                 save_checkpoint(file, key, run)
@@ -288,14 +288,15 @@ def _parameters(
         if len(init) != 2:
             raise ValueError(f"init must be W or a pair (K, Q), got {len(init)} entries")
         K, Q = (as_floats(f"init[{k}]", init[k], problem.X) for k in range(2))
-        for k, factor in enumerate((K, Q)):
-            if factor.shape[:-1] != shape[:-1] or factor.shape[-1] != K.shape[-1]:
-                sizes = ", ".join(map(str, shape[:-1]))
+        outer = (shape[:-1], (*shape[:-2], shape[-1]))
+        for k, (factor, sizes) in enumerate(zip((K, Q), outer, strict=True)):
+            if factor.shape[:-1] != sizes or factor.shape[-1:] != K.shape[-1:]:
+                given, fits = tuple(factor.shape), ", ".join(map(str, sizes))
                 raise ValueError(
-                    f"init[{k}] must have shape ({sizes}, m) with one m for both factors of a"
-                    f" pair (K, Q), got {tuple(factor.shape)}"
+                    f"init[{k}] must have shape ({fits}, m) with one m for both factors of a pair"
+                    f" (K, Q), got {given}"
                 )
-        if not bool(torch.cat([K, Q], -1).flatten(-dims).any(-1).all()):
+        if not bool(torch.cat([K, Q], -2).flatten(-dims).any(-1).all()):
             raise ValueError("init must not be a pair of zeros in any trial: that is a saddle")
         parameters = {"K": (K, dims), "Q": (Q, dims)}
     else:
@@ -351,7 +352,7 @@ def _check_kept(wanted: set[int], steps: int, run: Progress) -> None:
     if missing:
         raise ValueError(
             f"record asks for step {missing[0]}, which the checkpoint, at step {run.step}, did not"
-            " keep; delete the checkpoint to start from the beginning"
+            " keep; give another file name to start from the beginning"
         )
 
 

@@ -24,8 +24,9 @@ class Diagnostics:
     rate: the slope of log D against log ||W|| over the last decade of the norm, (...).
     growth: the slope of ||W(k)|| against log k over the last decade of steps, (...). Under the
         constant rule it settles (Theorem 2's proof); the others grow like a power of k.
-    in_cone: whether W(k) lies in the cone S_mu0 of Theorem 2, (records, ...); False where the
-        tokens have no solution or W(k) is zero.
+    in_cone: whether the direction of W(k) lies in the cone S_mu0 of (5a), (records, ...); False
+        where the tokens have no solution or W(k) is zero. This tests the angle of the cone, not its
+        radius: Theorem 2 starts in C_mu0,R, where ||W|| is also at least R, which is not tested.
     """
 
     divergence: Tensor

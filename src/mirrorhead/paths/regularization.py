@@ -10,6 +10,7 @@ radius (`_continuation.py`). docs/regularization.md tells more.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -133,19 +134,19 @@ def regularization_path(
     scores = flat.scores()
     if bool((ExcessLoss(flat, scores).log_gap == -torch.inf).flatten(1).all(-1).any()):
         raise ValueError("problem has tokens of equal scores only: L does not depend on W")
-    d = flat.X.shape[-1]
-    balls = Balls(p, (d * d,))
+    shape = flat.weight_shape[-2:]
+    balls = Balls(p, (math.prod(shape),))
 
     def excess_of(count: int) -> Function:
-        return _of_vectors(ExcessLoss(flat, scores.repeat_interleave(count, 0)), d)
+        return _of_vectors(ExcessLoss(flat, scores.repeat_interleave(count, 0)), shape)
 
     def search(points: Tensor, radius: Tensor, tol: float) -> tuple[Tensor, Tensor]:
-        leading_term = _of_vectors(ExcessLoss(flat, scores).leading_term, d)
+        leading_term = _of_vectors(ExcessLoss(flat, scores).leading_term, shape)
         guide, _ = balls.minima_on_spheres(leading_term, points[:, :1], radius, COARSE)
         points = torch.cat([points, guide], 1)
         return balls.minima_on_spheres(excess_of(points.shape[1]), points, radius, tol)
 
-    gradient = flat.gradient(flat.X.new_zeros(len(flat.X), d, d))
+    gradient = flat.gradient(flat.X.new_zeros(flat.weight_shape))
     downhill = -PNorm(p).inverse(gradient.normalized(dual_exponent(p)).flatten(1))
     each = radii.reshape(len(radii), -1, 1)  # (radii, trials, 1)
     soft = _soft_radii(flat, p)[:, :1]
@@ -180,7 +181,7 @@ def joint_regularization_path(
         starts, seed: as in `regularization_path`.
     """
     p = check_p(p)
-    flat = _flattened(check_problem(problem, plain=True))
+    flat = _flattened(check_problem(problem, plain=True, head=True))
     starts, seed = check_integer("starts", starts, 1), check_seed(seed)
     if problem.loss_name != "logistic":
         raise ValueError(f"problem must have the logistic loss, got {problem.loss_name}")
@@ -188,15 +189,16 @@ def joint_regularization_path(
     head_radii = _check_radii("head_radii", head_radii, problem.trials).to(flat.X.device)
     if len(radii) != len(head_radii):
         raise ValueError(f"head_radii must be {len(radii)} like radii, got {len(head_radii)}")
-    d = flat.X.shape[-1]
-    balls = Balls(p, (d * d, d))
+    shape, d = flat.weight_shape[-2:], flat.X.shape[-1]
+    size = math.prod(shape)
+    balls = Balls(p, (size, d))
     both = torch.stack([radii, head_radii], -1).reshape(len(radii), -1, 2)  # (radii, trials, 2)
     soft = _soft_radii(flat, p)
 
     def log_loss_of(count: int) -> Function:
         def function(x: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
             W, v = x.split(balls.sizes, -1)
-            value, to_W, to_v = log_loss(flat, W.unflatten(-1, (d, d)), v, which // count)
+            value, to_W, to_v = log_loss(flat, W.unflatten(-1, shape), v, which // count)
             return value, torch.cat([to_W.flatten(1), to_v], -1)
 
         return function
@@ -209,20 +211,20 @@ def joint_regularization_path(
         def of_head(v: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
             at = R[which, :1] * W.flatten(0, 1)[which]
             value, gradient = function(torch.cat([at, v], -1), which)
-            return value, gradient[:, d * d :]
+            return value, gradient[:, size:]
 
         for _ in range(ROUNDS):
             v, _ = Balls(p, (d,)).minima_on_spheres(of_head, v, radius[:, 1:], tol)
             head = (radius[:, None, 1:] * v)[:, :, None, :, None]  # (trials, starts, 1, d, 1)
             scores = flat.y[:, None, :, None] * (flat.X.unsqueeze(1) @ head).squeeze(-1)
-            excess = _of_vectors(ExcessLoss(flat, scores.flatten(0, 1)), d)
-            W, _ = Balls(p, (d * d,)).minima_on_spheres(excess, W, radius[:, :1], tol)
+            excess = _of_vectors(ExcessLoss(flat, scores.flatten(0, 1)), shape)
+            W, _ = Balls(p, (size,)).minima_on_spheres(excess, W, radius[:, :1], tol)
         points = torch.cat([W, v], -1)
         at = balls.scale(points, radius.unsqueeze(1)).flatten(0, 1)
         value, _ = function(at, torch.arange(len(at), device=at.device))
         return points, value.reshape(-1, starts)
 
-    anywhere = flat.X.new_zeros(len(flat.X), d * d + d)
+    anywhere = flat.X.new_zeros(len(flat.X), size + d)
     points, values = minima_in_balls(search, log_loss_of, balls, anywhere, starts, seed, both, soft)
     W, v = points.split(balls.sizes, -1)
     found = _path(problem, p, radii, W, values)
@@ -258,11 +260,11 @@ def _soft_radii(flat: AttentionProblem, p: float) -> Tensor:
     return 1 / largest.where(largest > 0, 1.0)
 
 
-def _of_vectors(function: Function, d: int) -> Function:
-    """A function of matrices W (k, d, d) as one of vectors (k, d d)."""
+def _of_vectors(function: Function, shape: tuple[int, ...]) -> Function:
+    """A function of matrices W (k, *shape) as one of vectors."""
 
     def flattened(x: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
-        value, gradient = function(x.unflatten(-1, (d, d)), which)
+        value, gradient = function(x.unflatten(-1, shape), which)
         return value, gradient.flatten(1)
 
     return flattened
@@ -284,10 +286,4 @@ def _check_radii(name: str, radii: Sequence[float] | Tensor, trials: tuple[int, 
 def _flattened(problem: AttentionProblem) -> AttentionProblem:
     """The problem with one dimension of trials."""
     dims = len(problem.trials)
-
-    def flat(x: Tensor) -> Tensor:
-        return x.reshape(-1, *x.shape[dims:])
-
-    X, z, y, v = map(flat, (problem.X, problem.z, problem.y, problem.v))
-    mask = None if problem.mask is None else flat(problem.mask)
-    return AttentionProblem(X, z, y, v, problem.loss_name, mask)
+    return problem.mapped(lambda x: x.reshape(-1, *x.shape[dims:]))

@@ -43,9 +43,10 @@ class Report:
         from mirrorhead_lab.evaluation.results import load_single_runs
         from mirrorhead_lab.report.findings import with_stored
         from mirrorhead_lab.report.markdown import write_markdown
-        from mirrorhead_lab.report.page import check_free, print_findings, print_place, write_report
+        from mirrorhead_lab.report.page import check_free, write_report
         from mirrorhead_lab.report.real_data import single_runs
         from mirrorhead_lab.report.studies import study_parts
+        from mirrorhead_lab.report.terminal import print_findings, print_place
 
         page = self.out / "report.html"
         with user_errors(OSError):

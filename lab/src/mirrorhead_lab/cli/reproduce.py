@@ -27,8 +27,8 @@ ONLY_HELP = (
 class Reproduce:
     """Run the paper's figures and theorems again, and write a report with a verdict on each.
 
-    Run the same command again to resume an interrupted run. Results on real data
-    are in the report if they are in --results.
+    Run the same command again to resume an interrupted run. The report has the studies in
+    --results, too; with --only it has these experiments alone.
     """
 
     only: Annotated[tuple[str, ...], UseAppendAction, option("NAME", "", ONLY_HELP)] = ()
@@ -49,8 +49,9 @@ class Reproduce:
 
         from mirrorhead_lab.experiments.runner import execute
         from mirrorhead_lab.report.findings import finding_of, with_stored
-        from mirrorhead_lab.report.page import check_free, print_findings, print_place, write_report
+        from mirrorhead_lab.report.page import check_free, write_report
         from mirrorhead_lab.report.studies import study_parts
+        from mirrorhead_lab.report.terminal import print_findings, print_place, print_summary
 
         out = self.out or Path("out-full" if self.full else "out")
         page, console = out / "report.html", Console()
@@ -58,12 +59,17 @@ class Reproduce:
         backend = options.chosen_backend(self.backend, self.address, self.jobs, out)
         with options.user_errors(OSError):
             check_free(page)
-            parts = study_parts(self.results)  # damaged files are named before the work
+            # Damaged files are named before the work.
+            parts = [] if self.only else study_parts(self.results)
             execute(runs, out, backend, console)
             findings = [finding_of(run, out) for run in runs]
-            write_report(page, with_stored(findings, out), parts)
-        claims = [finding for each in parts for finding in each.findings]
-        print_findings([*findings, *claims], console)
+            write_report(page, findings if self.only else with_stored(findings, out), parts)
+        if self.only:
+            print_findings(findings, console)
+            print("`mirrorhead report` puts all stored results on one page")
+        else:
+            stored = [finding for each in parts for finding in each.findings]
+            print_summary(findings, stored, console)
         print_place(page)
         failed = [finding.name for finding in findings if finding.failure]
         if failed:

@@ -42,7 +42,8 @@ class Study:
 
         from mirrorhead_lab import studies
         from mirrorhead_lab.models.pretrained import PretrainedError
-        from mirrorhead_lab.report.page import duration, print_findings
+        from mirrorhead_lab.report.page import duration
+        from mirrorhead_lab.report.terminal import print_findings
         from mirrorhead_lab.runtime.jobs import BackendError
         from mirrorhead_lab.runtime.progress import ProgressBars
         from mirrorhead_lab.studies.engine import make, read_rows

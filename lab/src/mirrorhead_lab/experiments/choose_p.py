@@ -201,6 +201,7 @@ def draw(result: Result[Settings]) -> Figure:
 
 
 EXPERIMENT = Experiment(
+    group="Open questions",
     title="Which p (open question)",
     claim="Left open by the paper: which $p$ to use. Cross-validated token selection by "
     "max-margin solutions chooses an exponent that is nearly the best one. Dashed: the choice.",

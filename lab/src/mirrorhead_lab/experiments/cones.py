@@ -163,6 +163,7 @@ class _Lemma:
 
 
 EXPERIMENT = Experiment(
+    group="The theory",
     title="The cones of Theorems 2 to 4: how wide they are",
     claim=r"Inside the cone of radius $\mu_0$ around the max-margin solution, where Theorems 2 to "
     r"4 start, all weights separate the tokens almost as that solution does (Lemma 9).",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +57,7 @@ def repeated(problem: AttentionProblem, times: int) -> AttentionProblem:
     >>> repeated(random_problem(2), 3)
     AttentionProblem(trials=(3, 2), n=6, T=8, d=10, logistic)
     """
-    return _changed(problem, lambda part: part.expand(times, *part.shape).contiguous())
+    return problem.mapped(lambda part: part.expand(times, *part.shape).contiguous())
 
 
 def lengths_needed(path: Path, patience: int) -> Tensor:
@@ -73,7 +73,7 @@ def lengths_needed(path: Path, patience: int) -> Tensor:
     p, W, length = path.p, path.W[-1].clone(), 1
     needed = locally_optimal(path.problem, path.tokens, p).optimal.long()
     while 2 * length <= patience and bool((left := needed == 0).any()):
-        rest = _changed(path.problem, lambda part, left=left: part[left])
+        rest = path.problem.mapped(lambda part, left=left: part[left])
         more = length * int(path.steps[-1])
         longer = descend(
             rest, p, more, path.lr, path.rule, init=W[left], record=[more], progress=False
@@ -103,8 +103,3 @@ def joined(
 def at_a_tenth(steps: int) -> int:
     """Return the index of the record at a tenth of the steps, if `descend` chose the records."""
     return int(np.searchsorted(sorted(recorded_steps(steps)), steps / 10))
-
-
-def _changed(problem: AttentionProblem, change: Callable[[Tensor], Tensor]) -> AttentionProblem:
-    X, z, y, v = (change(part) for part in (problem.X, problem.z, problem.y, problem.v))
-    return AttentionProblem(X, z, y, v, problem.loss_name)

@@ -131,6 +131,7 @@ def draw(result: Result[Settings]) -> Figure:
 
 
 EXPERIMENT = Experiment(
+    group="The paper's figures",
     title="Example 1: the printed solution",
     claim="For the two samples of Example 1, the max-margin matrix in the 3-norm is the one that "
     "the paper prints, and the tokens $x_{11}$ and $x_{21}$ give the labels the largest margin.",

@@ -146,6 +146,7 @@ def _remark(result: Result[Settings]) -> str:
 
 
 EXPERIMENT = Experiment(
+    group="The paper's figures",
     title="Example 2: attention and head trained together",
     claim="Attention weights $W$ and head $v$ are trained together (JointGD). $W$ turns to the "
     "direction that separates the selected tokens with the largest margin, and $v$ to the one "

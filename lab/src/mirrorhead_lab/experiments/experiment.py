@@ -30,6 +30,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from mirrorhead_lab.findings.finding import GROUPS
 from mirrorhead_lab.plots import Figure
 from mirrorhead_lab.verdicts import Verdict, judge
 
@@ -103,6 +104,7 @@ class Experiment(Generic[S]):
         extent: names of settings that say how far the limit of the claim is followed, such as
             "steps". If they are not those of `full`, a claim that fails is not refuted.
         equation: the claim as a formula, in LaTeX.
+        group: what the claim is about, one of `findings.finding.GROUPS`.
     """
 
     name: str = ""
@@ -118,6 +120,7 @@ class Experiment(Generic[S]):
     may_be_nan: tuple[str, ...] = ()
     extent: tuple[str, ...] = ()
     equation: str = ""
+    group: str = "Beyond the paper"
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -130,6 +133,8 @@ class Experiment(Generic[S]):
                 raise TypeError(f"{self.name}: {size} must hold numbers, words and tuples of them")
         if not isinstance(self.chunk, int) or self.chunk < 1:
             raise TypeError(f"{self.name}: chunk must be at least 1, got {self.chunk}")
+        if self.group not in GROUPS:
+            raise TypeError(f"{self.name}: group must be one of {GROUPS}, got {self.group!r}")
         unknown = sorted(set(self.extent) - {field.name for field in fields(self.full)})
         if unknown:
             raise TypeError(f"{self.name}: extent names settings that are not there: {unknown}")

@@ -160,6 +160,7 @@ def _differ(result: Result[Settings], protocol: int) -> float:
 
 
 EXPERIMENT = Experiment(
+    group="The paper's figures",
     title="Figure 4: each path tends to its own max-margin solution",
     claim="Mirror descent in the $q$-norm turns the attention weights to the direction that "
     "separates the selected tokens with the largest margin in the same norm, $p = q$, and to that "

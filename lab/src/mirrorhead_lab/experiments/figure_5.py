@@ -90,6 +90,7 @@ def draw(result: Result[Settings]) -> Figure:
 
 
 EXPERIMENT = Experiment(
+    group="The paper's figures",
     title="Figure 5: two entries of W along the path",
     claim="Any two entries of the attention weights move, in the end, along the straight line "
     "that the max-margin solution has in them.",

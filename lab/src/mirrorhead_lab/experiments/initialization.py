@@ -113,6 +113,7 @@ def _name(start: tuple[str, float]) -> str:
 
 
 EXPERIMENT = Experiment(
+    group="The theory",
     title="Initialisation: from any start to locally optimal tokens",
     claim="Wherever the weights start, their direction goes to the max-margin solution of locally "
     "optimal tokens. (The theorems promise it from inside a cone; the paper's figures show it "

@@ -121,6 +121,7 @@ def _ratios(result: Result[Settings], p: float) -> np.ndarray:
 
 
 EXPERIMENT = Experiment(
+    group="The theory",
     title="Normalised gradients: the same path, faster",
     claim="Normalised gradients make descent faster and hardly change where it goes.",
     equation=r"u(k+1) = u(k) - \eta\, \frac{\nabla L(W(k))}{\lVert \nabla L(W(k)) "

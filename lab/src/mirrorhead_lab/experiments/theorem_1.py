@@ -94,6 +94,7 @@ def draw(result: Result[Settings]) -> Figure:
 
 
 EXPERIMENT = Experiment(
+    group="The theory",
     title="Theorem 1: the regularization path",
     claim="The weights of norm $R$ that have the smallest loss turn, as $R$ grows, to the max- "
     "margin direction of the tokens with the highest scores.",

@@ -128,6 +128,7 @@ def _records(steps: int) -> list[int]:
 
 
 EXPERIMENT = Experiment(
+    group="The theory",
     title="Theorem 2 and Remark 1: the norm diverges, and the steps that are allowed",
     claim="The norm of the attention weights grows without bound, if the constant step is small "
     "enough (Remark 1).",

@@ -105,6 +105,7 @@ def _bound(norm: torch.Tensor, p: float) -> torch.Tensor:
 
 
 EXPERIMENT = Experiment(
+    group="The theory",
     title="Theorem 4: the rate of convergence",
     claim="After $k$ constant steps, the divergence between the direction of the weights and the "
     "max-margin direction is at most of this order. (At $p = 2$ the numerator is squared.)",

@@ -145,6 +145,7 @@ def _name(pair: int) -> str:
 
 
 EXPERIMENT = Experiment(
+    group="The theory",
     title="Theorem 5: the joint regularization path, on Example 2",
     claim="The head and the attention weights that have the smallest loss at given norms turn, as "
     "these grow, to the two max-margin directions of the tokens that Assumption B names: those "

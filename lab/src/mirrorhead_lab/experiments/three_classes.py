@@ -117,6 +117,7 @@ def _change(problem: AttentionProblem) -> torch.Tensor:
 
 
 EXPERIMENT = Experiment(
+    group="Open questions",
     title="Three classes (open question)",
     claim="Left open by the paper: with three classes, too, attention comes to rest on one token "
     "of each sample, and the weights converge to the max-margin solution of these tokens.",

@@ -81,6 +81,7 @@ def draw(result: Result[Settings]) -> Figure:
 
 
 EXPERIMENT = Experiment(
+    group="Open questions",
     title="Two heads (open question)",
     claim="Left open by the paper: with several heads, each head converges to the max-margin "
     "solution of its own tokens.",

@@ -146,6 +146,7 @@ def draw(result: Result[Settings]) -> Figure:
 
 
 EXPERIMENT = Experiment(
+    group="Open questions",
     title="Two layers (open question)",
     claim="Left open by the paper: in a model of two attention layers, the matrix of each layer "
     "converges to the max-margin solution of the tokens that it sees at the end of training.",

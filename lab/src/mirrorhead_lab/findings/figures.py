@@ -74,7 +74,7 @@ def inline_svg(figure: Figure, name: str, alt: str) -> Markup:
     label = f"{name}-description"
     width = float(figure.get_figwidth()) * 96 * 1.15  # pixels; a small figure stays small
     opening = (
-        f'<svg {view.group()} xmlns="http://www.w3.org/2000/svg" role="img"'
+        f'<svg id="{name}" {view.group()} xmlns="http://www.w3.org/2000/svg" role="img"'
         f' aria-labelledby="{label}" stroke-linejoin="round" stroke-linecap="butt"'
         f' style="max-width: {width:.0f}px">'
         f'<title id="{label}">{escape(plain_text(alt))}</title>'

@@ -66,7 +66,9 @@ def unfinished(
     experiment: Experiment[Any], settings: TrialSettings, command: str, failure: str
 ) -> Finding:
     """Return the finding of an experiment that has no result, and why."""
-    about = {key: getattr(experiment, key) for key in ("name", "title", "claim", "equation")}
+    about = {
+        key: getattr(experiment, key) for key in ("name", "title", "claim", "equation", "group")
+    }
     docs = ("paper", experiment.name)
     return Finding(**about, settings=settings, command=command, docs=docs, failure=failure)
 

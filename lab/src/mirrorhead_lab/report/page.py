@@ -1,15 +1,15 @@
 """The page of verdicts and the page of attention, as HTML that loads nothing from elsewhere.
 
-The verdicts are printed in a terminal, too. The page of attention shows maps on sentences that one
-can point at: the paper's Figure 9.
+The page of attention shows maps on sentences that one can point at: the paper's Figure 9.
 """
 
 from __future__ import annotations
 
-import sys
+import re
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,21 +18,18 @@ from markupsafe import Markup
 from mirrorhead._files import write_atomically
 from mirrorhead._version import __version__
 from mirrorhead_lab.findings.figures import share_letters
-from mirrorhead_lab.findings.finding import WORDS, Finding, Part
+from mirrorhead_lab.findings.finding import GROUPS, WORDS, Finding, Part
 from mirrorhead_lab.findings.formulas import equation, plain_text, powers, with_formulas
 from mirrorhead_lab.runtime.errors import UserError
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-    from rich.console import Console
     from torch import Tensor
 
     from mirrorhead_lab.evaluation.attention_reading import AttentionReading
 
 HERE = Path(__file__).parent
 GENERATOR = "mirrorhead"
-COLOURS = dict(zip(WORDS, ("green", "yellow", "blue", "cyan", "red", "magenta"), strict=True))
-OPENERS = {"darwin": "open", "win32": "start"}
 #: Weights are whole numbers of this size in the page of attention.
 UNIT = 1e-4
 
@@ -65,8 +62,8 @@ def render(
     """Return the page as HTML.
 
     Args:
-        findings: the experiments.
-        parts: studies on real data, with claims of their own.
+        findings: the experiments, which were computed on this machine.
+        parts: studies, read from stored results, with claims of their own.
         missing: what is not in the page, and the command that would make it.
         docs: where the built documentation is, seen from the page; if it is not known, sections
             are named instead of linked.
@@ -74,16 +71,19 @@ def render(
     environment = templates()
     environment.filters |= {"equation": equation, "formulas": with_formulas, "plain": plain_text}
     environment.filters |= {"duration": duration, "setting": setting}
-    everything = [*findings, *(finding for part in parts for finding in part.findings)]
-    counts = Counter(finding.word for finding in everything)
+    stored = [replace(one, group=part.group) for part in parts for one in part.findings]
+    everything = [*findings, *stored]
     text = environment.get_template("report.html.j2").render(
-        findings=findings,
+        origins=[
+            ("computed", "Computed on this machine", grouped(findings)),
+            ("stored", "Read from stored results", grouped(stored)),
+        ],
+        summary=summary(findings, stored),
         parts=parts,
         missing=missing,
         docs=docs,
         everything=everything,
-        number_of={finding.name: k for k, finding in enumerate(everything, start=1)},
-        counts=[(word, counts[word]) for word in WORDS if counts[word]],
+        counts=verdict_counts(everything),
         seconds=sum(finding.seconds for finding in everything),
         written=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         generator=GENERATOR,
@@ -91,9 +91,39 @@ def render(
         css=Markup(read("report.css")),
         js=Markup(read("report.js")),
         css_class=lambda word: word.replace(" ", "-"),
+        slug=lambda text: re.sub(r"[^a-z]+", "-", text.lower()),
         vars=vars,
     )
     return share_letters(text)
+
+
+def grouped(findings: Sequence[Finding]) -> list[tuple[str, list[Finding]]]:
+    """Return the findings of each group that has some, in the order of `GROUPS`."""
+    found = [(group, [one for one in findings if one.group == group]) for group in GROUPS]
+    return [(group, some) for group, some in found if some]
+
+
+def verdict_counts(findings: Sequence[Finding]) -> list[tuple[str, int]]:
+    """Return how many findings have which verdict, without zeros."""
+    counts = Counter(finding.word for finding in findings)
+    return [(word, counts[word]) for word in WORDS if counts[word]]
+
+
+def summary(computed: Sequence[Finding], stored: Sequence[Finding]) -> list[str]:
+    """Say in a sentence for each origin how many claims hold."""
+    origins = (("computed on this machine", computed), ("read from stored results", stored))
+    sentences = []
+    for origin, findings in origins:
+        if findings:
+            held = sum(finding.word.startswith("holds") for finding in findings)
+            failed = sum(finding.word == "does not hold" for finding in findings)
+            sentences.append(
+                f"Of {len(findings)} claims {origin}, {held} hold and {failed} do not; the rest are"
+                " not decided, not seen at this scale, or not finished."
+                if held + failed < len(findings)
+                else f"Of {len(findings)} claims {origin}, {held} hold and {failed} do not."
+            )
+    return sentences
 
 
 def render_attention(
@@ -190,26 +220,3 @@ def setting(value: object) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return powers(f"{value:g}") if isinstance(value, float) else str(value)
-
-
-def print_findings(findings: Sequence[Finding], console: Console) -> None:
-    """Print a line for each claim and how many have which verdict; it fits 80 columns."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table.grid(padding=(0, 2), expand=False)
-    for no_wrap in (True, True, False):
-        table.add_column(no_wrap=no_wrap, overflow="fold")
-    for finding in findings:
-        verdict = Text(finding.word, style=COLOURS[finding.word])
-        table.add_row(Text(finding.name), verdict, Text(finding.title, style="dim"))
-    console.print(table)
-    counts = Counter(finding.word for finding in findings)
-    words = [Text(f"{word}: {counts[word]}", style=COLOURS[word]) for word in WORDS if counts[word]]
-    console.print(Text(", ").join(words))
-
-
-def print_place(page: Path) -> None:
-    """Print how to open the report and, on the last line, where it is."""
-    opener = OPENERS.get(sys.platform, "xdg-open")
-    print(f"in a browser: {page.resolve().as_uri()}\nto open it: {opener} {page}\nreport: {page}")

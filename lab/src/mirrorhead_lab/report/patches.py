@@ -69,6 +69,7 @@ def part(runs: Runs) -> Part:
             *(accuracy_table(runs, task) for task in tasks),
             *(_tuning_table(runs, task) for task in tasks),
         ),
+        "Beyond the paper",
     )
 
 

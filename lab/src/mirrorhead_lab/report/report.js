@@ -1,12 +1,21 @@
-// A click on a heading, or Enter on it, sorts the verdicts by that column; again, the other way.
+// A link to a finding unfolds it. A click on a heading of a table, or Enter on it, sorts the table by
+// that column; again, the other way.
 "use strict";
+const unfold = () => {
+  const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  const fold = target?.matches("article") ? target.querySelector("details") : target?.closest("details");
+  if (fold) {
+    fold.open = true;
+    target.scrollIntoView();
+  }
+};
+window.addEventListener("hashchange", unfold);
+unfold();
 for (const table of document.querySelectorAll("table.sortable")) {
   const body = table.tBodies[0];
   const headings = [...table.tHead.rows[0].cells];
   headings.forEach((heading, column) => {
-    const button = heading.querySelector("button");
-    if (!button) return;
-    button.addEventListener("click", () => {
+    heading.querySelector("button").addEventListener("click", () => {
       const sign = heading.getAttribute("aria-sort") === "ascending" ? -1 : 1;
       // A cell without a key is sorted by its text.
       const key = (row) => row.cells[column].dataset.key ?? row.cells[column].textContent.trim();
@@ -16,9 +25,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
       const rows = [...body.rows];
       const order = rows.every((row) => !Number.isNaN(Number(key(row)))) ? numeric : compare;
       body.append(...rows.sort((a, b) => sign * order(a, b)));
-      for (const other of headings) {
-        if (other.hasAttribute("aria-sort")) other.setAttribute("aria-sort", "none");
-      }
+      for (const other of headings) other.setAttribute("aria-sort", "none");
       heading.setAttribute("aria-sort", sign > 0 ? "ascending" : "descending");
     });
   });

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from mirrorhead_lab.evaluation.results import KINDS, ComparisonResults
 from mirrorhead_lab.findings.finding import Finding
+from mirrorhead_lab.findings.intervals import Interval, intervals_figure
 from mirrorhead_lab.findings.statistics import (
     NOT_DECIDED,
     Difference,
@@ -169,6 +170,14 @@ class Compared:
     difference: Difference
     outcome: Outcome
 
+    @property
+    def interval(self) -> Interval:
+        """The comparison as a row of the claim's figure."""
+        asked, found = self.asked, self.difference
+        label = f"{asked.measure.name}: {asked.one} − {asked.two}"
+        numbers = (found.low, found.value, found.high)
+        return Interval(label, *numbers, asked.measure.higher, self.outcome)
+
     def __str__(self) -> str:
         """The measure and its difference, in words."""
         measure, found = self.asked.measure, self.difference
@@ -276,7 +285,10 @@ def judge_comparisons(
             lacking.append(f" {str(error)[0].upper()}{str(error)[1:]}.")
     measured = describe(compared) + "".join(dict.fromkeys(lacking)) + left_out()
     verdict = rule(compared, measured, differs)
-    return replace(finding, verdict=verdict, comparisons=comparison_table(claim.name, compared))
+    title = f"{claim.title}: differences of means and their 95 % intervals"
+    figure = intervals_figure(claim.name, title, [c.interval for c in compared])
+    table = comparison_table(claim.name, compared)
+    return replace(finding, verdict=verdict, figure=figure, comparisons=table)
 
 
 def claims_of(study: ComparisonResults) -> list[Claim]:

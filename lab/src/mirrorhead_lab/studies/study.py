@@ -140,6 +140,7 @@ class Study(Generic[M]):
         figures, tables: of its part of the report.
         docs: page and section of the docs.
         prefix: of the ids of its figures and tables; the name if empty.
+        group: of its findings in the report.
     """
 
     name: str
@@ -165,6 +166,7 @@ class Study(Generic[M]):
     tables: Callable[[Rows[M]], Iterable[Table]] = plain_table
     docs: tuple[str, str] = ("results", "")
     prefix: str = ""
+    group: str = "Beyond the paper"
 
     def __post_init__(self) -> None:
         for name, method in self.methods.items():
@@ -230,6 +232,7 @@ class Study(Generic[M]):
             tuple(judged),
             tuple(figures),
             tuple(table for table in self.tables(rows) if table.rows),
+            self.group,
         )
 
     def _tuning_in_words(self) -> str:
