@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from mirrorhead_lab import studies
-from mirrorhead_lab.evaluation import patch_study
 from mirrorhead_lab.evaluation.head_margins import load_margins
 from mirrorhead_lab.evaluation.results import load_comparisons
 from mirrorhead_lab.findings.finding import Part
-from mirrorhead_lab.report import patches
 from mirrorhead_lab.report.real_data import part
 from mirrorhead_lab.report.real_data.margins import margins_part
 
@@ -23,6 +21,4 @@ def study_parts(results: Path) -> list[Part]:
     parts = [part(study, compared) for study in compared]
     heads = load_margins(results / "margins")
     parts += [margins_part(heads)] if heads else []
-    runs = patch_study.read_patch_runs(results / patch_study.FILE)
-    parts += [patches.part(runs)] if runs else []
     return parts + studies.parts(results)

@@ -15,9 +15,13 @@ if TYPE_CHECKING:
     from mirrorhead_lab.studies.study import Study
 
 #: Those that the report shows, in its order.
-REPORTED = ("language-model", "fine-tuning")
+REPORTED = ("patches", "language-model", "fine-tuning")
 #: With those that claim nothing.
-NAMES = (*REPORTED, "language-model-longer", "language-model-small", "language-model-moves")
+NAMES = (
+    *REPORTED,
+    *("language-model-longer", "language-model-small", "language-model-moves"),
+    *("patches-merged", "reach"),
+)
 
 
 def load(name: str) -> Study[Any]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -83,11 +84,12 @@ class Row(Struct, Generic[M], frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure of a study; its name follows that of the study in ids."""
+    """A figure of a study; its name follows that of the study in ids, and may be empty."""
 
     name: str
     caption: str
     draw: Callable[[Rows[Any]], Figure]
+    shown: Callable[[Rows[Any]], bool] = lambda rows: True
 
 
 def own_runs(rows: Rows[Any], side: str) -> list[Row[Any]]:
@@ -219,8 +221,13 @@ class Study(Generic[M]):
             judging.judge_rows(rows, claim) for claim in self.claims
         )  # fmt: skip
         figures = (
-            PartFigure(f"{self.id}-{one.name}-figure", one.caption, _Bound(one.draw, rows))
+            PartFigure(
+                f"{self.id}-{one.name}-figure".replace("--", "-"),
+                one.caption,
+                partial(one.draw, rows),
+            )
             for one in self.figures
+            if one.shown(rows)
         )
         return Part(
             self.id,
@@ -242,17 +249,6 @@ class Study(Generic[M]):
             " validation score chooses, of equals the first; the chosen one is run with"
             f" {len(self.seeds)} seeds, and only these read the test set"
         )
-
-
-@dataclass(frozen=True)
-class _Bound:
-    """A drawing with its rows, which a page calls without arguments."""
-
-    draw: Callable[[Rows[Any]], Figure]
-    rows: Rows[Any]
-
-    def __call__(self) -> Figure:
-        return self.draw(self.rows)
 
 
 @dataclass(frozen=True, eq=False)
