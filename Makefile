@@ -43,7 +43,7 @@ sanitize: $(DEV)
 	LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libubsan.so)" \
 	    ASAN_OPTIONS=detect_leaks=0 $(BIN)/python -m pytest -q -s -p no:cacheprovider \
 	    tests/library/test_native_step.py tests/library/test_margin_compiled.py \
-	    tests/library/test_descent.py; result=$$?; touch cmake/CMakeLists.txt; $(MAKE) -s native; exit $$result
+	    tests/library/test_descent.py; result=$$?; rm -f $(KERNELS); $(MAKE) -s native; exit $$result
 
 demo: $(LAB) $(KERNELS)
 	$(BIN)/mirrorhead reproduce --out out

@@ -467,7 +467,7 @@ def test_files_are_whole_or_not_there(tmp_path: Path) -> None:
 
 
 def test_a_folder_made_by_another_stays(tmp_path: Path) -> None:
-    with new_folder(tmp_path / "x") as fresh:
+    with new_folder(tmp_path / "x", shared=True) as fresh:
         (fresh / "mine").write_text("")
         (tmp_path / "x").mkdir()
         (tmp_path / "x" / "theirs").write_text("")

@@ -48,7 +48,21 @@ RESULTS = """
 from mirrorhead_lab.cli.main import main
 assert main(["reproduce", "--only", "example-1", "--out", "out", "--jobs", "1"]) == 0
 """
+TUNED = """
+from dataclasses import replace
+from pathlib import Path
+import mirrorhead as mh
+import torch
+from mirrorhead.patches.model_config import classifier_config
+from safetensors.torch import load_file
+from tiny_bert import tiny_bert
+start = load_file(tiny_bert(Path("BASE")) / "model.safetensors")
+head = {"head.weight": torch.randn(2, 16), "head.bias": torch.zeros(2)}
+patch = mh.Patch.between(start, start | head, whole="head.*")
+replace(patch, config=classifier_config(("no", "yes"), 32)).apply("BASE", "TUNED")
+"""
 SETUP = {
+    "patches.md": TUNED,
     "optimizer.md": MODEL,
     "own-data.md": ARRAYS,
     "models.md": CLASSIFIER.replace("laptop()", "paper(3)"),

@@ -191,6 +191,27 @@ COMMANDS = {
         written("tuned-bert/patch.safetensors"),
         users_own=("own.csv", "bert/tokenizer_config.json"),
     ),
+    "classify": Command(
+        "classify TUNED good bad",
+        tuple(f"TUNED/{name}" for name in (
+            "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")),
+        "nothing",
+        printed,
+        users_own=("TUNED/tokenizer_config.json",),
+    ),
+    "patch apply with labels": Command(
+        "patch apply bert labels.safetensors -o made",
+        ("bert/config.json", "bert/model.safetensors", "labels.safetensors"),
+        "made.*",
+        written("made"),
+        notices=("labels.safetensors",),
+    ),
+    "patch revert with labels": Command(
+        "patch revert TUNED labels.safetensors -o made",
+        ("TUNED/config.json", "TUNED/config.history.json", "TUNED/model.safetensors"),
+        "made.*",
+        written("made"),
+    ),
     "playground": Command(
         "playground --save page.html", ("page.html",), r"page\.html", written("page.html")
     ),
@@ -263,6 +284,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         COMMANDS["evaluate"].line,
         SWEEP,
         COMMANDS["collect"].line,
+        "tune own.csv --base bert --out labels --epochs 1 --texts 32 --keep 0.1",
+        "patch apply bert labels/patch.safetensors -o TUNED",
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
@@ -270,6 +293,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for line in lines:
             assert main(shlex.split(line)) == 0
     (root / "collected.json").unlink()
+    shutil.move(root / "labels" / "patch.safetensors", root / "labels.safetensors")
+    shutil.rmtree(root / "labels")
     shutil.copytree(root / "run", root / "stopped")
     (root / "stopped" / "result.json").unlink()
     (root / "stopped" / "test.json").unlink()

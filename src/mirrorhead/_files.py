@@ -1,7 +1,8 @@
 """Files and folders that are either whole or not there.
 
 Temporary files and folders are named `.mirrorhead-tmp-xxxxxxxx-<final name>`. Only names of this
-form are ever removed as leftovers, so that no file of a user can be taken for one of ours.
+form are ever removed as leftovers, so that no file of a user can be taken for one of ours. Where
+this name would be too long for a file system, the end of the final name is cut off.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,12 +23,14 @@ from typing import IO, Any
 
 _PREFIX = ".mirrorhead-tmp-"
 _TEMPORARY = re.compile(re.escape(_PREFIX) + r"[a-z0-9_]{8}-(.+)")  # as `tempfile` makes them
+_MOST_BYTES = 255 - len(f"{_PREFIX}xxxxxxxx-")  # of the final name in a temporary one
 
 
 def write_atomically(path: Path, data: bytes, *, replace: bool = True) -> None:
     """Write data to path such that no reader, and no crash, ever sees a part of it.
 
-    With replace=False, an existing file is left as it is and FileExistsError raised.
+    An existing file keeps its mode, and a symbolic link stays: its target is written. With
+    replace=False, an existing file is left as it is and FileExistsError raised.
     """
     with new_file(path, replace=replace) as file:
         file.write(data)
@@ -39,14 +43,16 @@ def new_file(path: Path, *, replace: bool = False) -> Iterator[IO[bytes]]:
     For content that is too large to be in memory at once; FileExistsError if the name is taken.
     """
     with _error_names(path):
+        if replace:
+            path = Path(os.path.realpath(path))  # a rename would replace a symbolic link
         _make_folder(path.parent)
-        handle, name = tempfile.mkstemp(f"-{path.name}", _PREFIX, path.parent)
+        handle, name = tempfile.mkstemp(_suffix(path), _PREFIX, path.parent)
         try:
             with os.fdopen(handle, "wb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            os.chmod(name, 0o666 & ~_umask())  # mkstemp's files are for their owner alone
+            os.chmod(name, _mode(path))  # mkstemp's files are for their owner alone
             if replace:
                 os.replace(name, path)
             else:
@@ -64,26 +70,23 @@ def write_json(path: Path, content: Any) -> None:
 
 
 @contextmanager
-def new_folder(path: Path, *, durable: bool = False) -> Iterator[Path]:
+def new_folder(path: Path, *, durable: bool = False, shared: bool = False) -> Iterator[Path]:
     """Yield a folder to fill; it gets its name when the block succeeds, and is removed otherwise.
 
-    If another process has made a folder of that name meanwhile, theirs stays and ours is removed.
-    With `durable`, the files are on the disk before the folder has its name, so that a power cut
-    cannot leave empty files under it.
+    If another process has taken the name meanwhile, theirs stays, ours is removed, and
+    FileExistsError raised. With `shared`, for folders whose content is the same whoever makes
+    them, their folder is as good as ours and no error. With `durable`, the files are on the disk
+    before the folder has its name, so that a power cut cannot leave empty files under it.
     """
     with _error_names(path):
         _make_folder(path.parent)
-        temporary = Path(tempfile.mkdtemp(f"-{path.name}", _PREFIX, path.parent))
+        temporary = Path(tempfile.mkdtemp(_suffix(path), _PREFIX, path.parent))
         try:
             yield temporary
             temporary.chmod(0o777 & ~_umask())  # mkdtemp's folder is for its owner alone
             for inner in (*temporary.rglob("*"), temporary) if durable else ():
                 sync(inner)
-            try:
-                temporary.rename(path)
-            except OSError:
-                if not path.is_dir():
-                    raise
+            _take_name(temporary, path, shared)
             sync(path.parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -91,7 +94,7 @@ def new_folder(path: Path, *, durable: bool = False) -> Iterator[Path]:
 
 def remove_folder(path: Path) -> None:
     """Remove a folder so that no reader ever sees a part of it under its name."""
-    hidden = Path(tempfile.mkdtemp(f"-{path.name}", _PREFIX, path.parent))
+    hidden = Path(tempfile.mkdtemp(_suffix(path), _PREFIX, path.parent))
     path.rename(hidden / path.name)
     shutil.rmtree(hidden, ignore_errors=True)
 
@@ -107,7 +110,6 @@ def is_temporary(name: str) -> bool:
 
 def remove_leftovers(folder: Path, final_name: str) -> None:
     """Remove temporaries of a killed process in `folder` whose final name would match a pattern.
-
     Call it only on a folder that belongs to this process: a temporary file there may otherwise be
     one that another process is writing.
     """
@@ -119,6 +121,12 @@ def remove_leftovers(folder: Path, final_name: str) -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+
+
+def remove_leftovers_of(path: Path) -> None:
+    """Remove temporaries that a killed process left while it wrote the file at `path`."""
+    path = Path(os.path.realpath(path))
+    remove_leftovers(path.parent, re.escape(_suffix(path)[1:]))
 
 
 def sha256_of(*parts: bytes | memoryview) -> str:
@@ -142,6 +150,35 @@ def sync(path: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _take_name(temporary: Path, path: Path, shared: bool) -> None:
+    """Rename our folder to `path`, where nothing may be, or with `shared` a folder."""
+    try:
+        # A rename replaces an empty folder and would replace one that a link names.
+        if os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+        temporary.rename(path)
+    except OSError as error:
+        if shared and path.is_dir():
+            return
+        if os.path.lexists(path):
+            code = errno.EEXIST  # a rename onto it may say ENOTEMPTY or ENOTDIR
+            raise FileExistsError(code, os.strerror(code), str(path)) from error
+        raise
+
+
+def _suffix(path: Path) -> str:
+    """The end of a temporary name for `path`, cut to what file systems allow."""
+    return "-" + os.fsencode(path.name)[:_MOST_BYTES].decode(errors="ignore")
+
+
+def _mode(path: Path) -> int:
+    """The mode of the file at `path`; of a new one, what the umask leaves."""
+    try:
+        return stat.S_IMODE(path.stat().st_mode)
+    except FileNotFoundError:
+        return 0o666 & ~_umask()
 
 
 def _make_folder(folder: Path) -> None:

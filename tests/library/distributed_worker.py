@@ -503,6 +503,31 @@ def full_state_moves_between_layouts(_: Path) -> None:
             assert_close(whole(alone), whole(straight))
 
 
+def a_checkpoint_loads_twice(directory: Path) -> None:
+    """Loading adds nothing that the same checkpoint lacks when it is loaded a second time."""
+    for label, build in {"mixed": mixed(momentum=0.5), "p=2": descent(p=2), "adam": adam()}.items():
+        with naming(label):
+            model = shard(Model(torch.float32))
+            optimizer = build(model)
+            train(model, optimizer, range(STEPS // 2), part=mine())
+            weights, state = get_state_dict(model, optimizer)
+            save({"model": weights, "optimizer": state}, checkpoint_id=directory / label)
+            train(model, optimizer, range(STEPS // 2, STEPS), part=mine())
+            straight = whole(model)
+            for _ in range(2):
+                weights, state = get_state_dict(model, optimizer)
+                saved = {"model": weights, "optimizer": state}
+                load(saved, checkpoint_id=directory / label)
+                set_state_dict(
+                    model,
+                    optimizer,
+                    model_state_dict=saved["model"],
+                    optim_state_dict=saved["optimizer"],
+                )
+                train(model, optimizer, range(STEPS // 2, STEPS), part=mine())
+                assert_equal(whole(model), straight)
+
+
 def saving_disturbs_nothing(_: Path) -> None:
     """The zero-gradient, zero-lr step by which DCP makes state changes no weight."""
     for label, build in every_option():
@@ -557,6 +582,7 @@ SUITES: dict[str, list[Callable[[Path], None]]] = {
         saving_disturbs_nothing,
         fsdp_resumes_to_the_bit,
         ddp_resumes_to_the_bit,
+        a_checkpoint_loads_twice,
         full_state_moves_between_layouts,
     ],
     "fused": [fused_is_one_process],

@@ -70,7 +70,8 @@ def adam(
     rms_floor = 1e-8 if p < 2 else 1e-2
     for i, w in enumerate(weights):
         rms = max(float(w.double().square().mean().sqrt()), rms_floor) if w.numel() else 1.0
-        bend = None if knee is None or p >= 2 else knee * rms
+        its_knee = 1.0 if rms < 1e-3 else knee
+        bend = None if its_knee is None or p >= 2 else its_knee * rms
         u = mirror(w.double(), p) if bend is None else knee_mirror(w.double(), p, bend)
         m, v = 0.0, 0.0
         for k, gs in enumerate(gradients, start=1):

@@ -149,17 +149,33 @@ def test_resumes_to_the_bit(cls: Any, options: dict[str, Any], dtype: torch.dtyp
 
 
 @each_optimizer
-def test_a_center_of_the_caller_is_not_copied(cls: Any, options: dict[str, Any]) -> None:
-    model = nn.Linear(3, 2)
-    base = {name: value.clone() for name, value in model.state_dict().items()}
-    optimizer = cls(model.named_parameters(), center=base, **options)
-    model(torch.ones(3)).sum().backward()
-    optimizer.step()
-    for name, param in model.named_parameters():
-        assert optimizer.state[param]["center"].data_ptr() == base[name].data_ptr()
-        assert torch.equal(base[name], optimizer.state[param]["center"])
-    # ... nor is it in the options of a checkpoint, where it would be saved twice.
-    assert optimizer.state_dict()["param_groups"][0]["center"] == "given"
+@pytest.mark.parametrize("how", [{}, {"foreach": True}], ids=["native", "foreach"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("as_list", [False, True])
+def test_a_center_does_not_move_with_the_tensors_it_was_given_as(
+    cls: Any, options: dict[str, Any], how: dict[str, Any], dtype: torch.dtype, as_list: bool
+) -> None:
+    """An average of weights or a teacher moves during training, before the first step too."""
+    ends = []
+    for moves in (False, True):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2, dtype=dtype)
+        teacher = {name: value + 0.25 for name, value in model.state_dict().items()}
+        start = {name: value.clone() for name, value in teacher.items()}
+        center = list(teacher.values()) if as_list else teacher
+        optimizer = cls(model.named_parameters(), center=center, **options, **how)
+        for _ in range(3):
+            for value in teacher.values():
+                value.mul_(0.5 if moves else 1)
+            for param in model.parameters():
+                param.grad = torch.ones_like(param)
+            optimizer.step()
+        for name, param in model.named_parameters():
+            assert torch.equal(optimizer.state[param]["center"], start[name])
+        # ... nor is it in the options of a checkpoint, where it would be saved twice.
+        assert optimizer.state_dict()["param_groups"][0]["center"] == "given"
+        ends.append([param.detach() for param in model.parameters()])
+    assert all(map(torch.equal, *ends))
 
 
 @each_optimizer
@@ -200,6 +216,49 @@ def test_a_center_that_is_set_in_a_group(
     optimizer.param_groups[0]["center"] = [torch.ones(3)]
     with pytest.raises(ValueError, match=r"tensor of shape \(20,\), got \(3,\)"):
         train(optimizer, [[torch.zeros(20)]])
+
+
+WARM_UPS: list[Any] = [
+    lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda k: (k + 1) / 100),
+    lambda o: torch.optim.lr_scheduler.LinearLR(o, 0.01, total_iters=100),
+    lambda o: torch.optim.lr_scheduler.OneCycleLR(o, max_lr=0.5, total_steps=100),
+    lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 3),
+]
+
+
+@pytest.mark.filterwarnings("ignore:steps=20 has no effect without center:UserWarning")
+@pytest.mark.parametrize("warm_up", WARM_UPS)
+@pytest.mark.parametrize("center", ["init", "tensors"])
+@pytest.mark.parametrize("tensor", [False, True])
+def test_the_reach_is_not_read_from_an_lr_that_a_scheduler_has_changed(
+    warm_up: Any, center: str, tensor: bool
+) -> None:
+    param = nn.Parameter(torch.randn(20))
+    given: Any = [param.detach().clone()] if center == "tensors" else center
+    optimizer = MirrorAdam([param], lr=torch.tensor(0.5) if tensor else 0.5, steps=20)
+    scheduler = warm_up(optimizer)
+    train(optimizer, random_gradients([(20,)], 1))
+    scheduler.step()
+    group, before = optimizer.param_groups[0], param.detach().clone()
+    group["center"] = given
+    for _ in range(2):
+        with pytest.raises(
+            ValueError, match=r"lr is the reach .* a scheduler has set it to .*'reach'"
+        ):
+            train(optimizer, random_gradients([(20,)], 1))
+        assert torch.equal(param, before)
+    group["reach"] = -1.0
+    with pytest.raises(ValueError, match="reach must be greater than 0"):
+        train(optimizer, random_gradients([(20,)], 1))
+    group["reach"] = 0.5
+    train(optimizer, random_gradients([(20,)], 1))
+    assert float(optimizer.state[param]["scale"]) >= 0.5
+    other = MirrorAdam([param], lr=torch.tensor(0.5) if tensor else 0.5, steps=20)
+    other.param_groups[0]["center"] = given
+    train(other, random_gradients([(20,)], 1))
+    warm_up(other)
+    train(other, random_gradients([(20,)], 1))
+    assert other.param_groups[0]["reach"] == 0.5
 
 
 @each_optimizer

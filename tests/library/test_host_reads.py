@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mirrorhead import MirrorAdam, MirrorDescent
-from mirrorhead.optim import _centered, _foreach, _param_state, _sharded
+from mirrorhead.optim import _base, _centered, _compiled, _foreach, _param_state, _sharded
 
 WAITING = {"_local_scalar_dense", "is_nonzero", "nonzero", "equal", "masked_select", "item"}
+MODULES = (_base, _param_state, _foreach, _sharded, _centered, _compiled)
 SHAPES = [(4, 3), (7,), (), (0,), (50_000,)]
 
 
@@ -37,7 +38,7 @@ class CountReads(TorchDispatchMode):
 
 @pytest.fixture(autouse=True)
 def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (_param_state, _foreach, _sharded, _centered):
+    for module in MODULES:
         monkeypatch.setattr(module, "waits", lambda x: True)
 
 
@@ -80,6 +81,63 @@ def test_a_step_reads_one_number_at_most(
 
 @pytest.mark.parametrize("foreach", [True, False], ids=["foreach", "loop"])
 @pytest.mark.parametrize(("cls", "options"), CASES, ids=str)
+def test_a_tensor_lr_is_read_when_it_was_edited(
+    cls: Any, options: dict[str, Any], foreach: bool
+) -> None:
+    ends = []
+    for tensor in (True, False):
+        params = [nn.Parameter(torch.ones(s)) for s in SHAPES]
+        lr = torch.tensor(0.02, dtype=torch.float64) if tensor else 0.02
+        optimizer = cls(params, lr=lr, foreach=foreach, error_if_nonfinite=False, **options)
+        for k in range(5):
+            if edited := k == 3:
+                lr = optimizer.param_groups[0]["lr"] = lr.mul_(0.5) if tensor else 0.01  # pyright: ignore
+            for param in params:
+                param.grad = torch.ones_like(param)
+            state = [x for one in optimizer.state.values() for x in one.items()]
+            with CountReads([x for name, x in state if name in ("step", "rms")]) as reads:
+                optimizer.step()
+            if k and tensor:
+                assert (reads.count > 0) == edited
+        ends.append(params)
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("cls", "options"), [CASES[0], CASES[10]], ids=str)
+def test_a_compiled_step_reads_no_number_but_the_flag(
+    cls: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    for name in ("tolist", "item", "__float__", "__bool__"):
+        own = getattr(Tensor, name)
+        counted = lambda x, own=own, name=name: read.append(name) or own(x)  # noqa: E731
+        monkeypatch.setattr(Tensor, name, counted)
+    ends = []
+    implementations: list[dict[str, Any]] = [{"fused": True}, {"foreach": False}]
+    for how in implementations:
+        generator = torch.Generator().manual_seed(0)
+        params = [nn.Parameter(torch.randn(9, generator=generator)) for _ in range(8)]
+        optimizer = cls(params, lr=0.02, error_if_nonfinite=False, **options, **how)
+        for k in range(4):
+            for i, param in enumerate(params):
+                param.grad = torch.randn(9, generator=generator)
+                param.grad[i % 3] = torch.nan if k == 2 else 1.0
+            if k == 3:  # an edit from outside is noticed on the device
+                params[0].data[2] += 0.25
+            read.clear()
+            optimizer.step()
+            if k:
+                # Counters and root mean squares are kept on the CPU.
+                free = 3 * len(params) if cls is MirrorAdam else 0
+                assert len(read) <= free, read
+        ends.append(params)
+    for a, b in zip(*ends, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("foreach", [True, False], ids=["foreach", "loop"])
+@pytest.mark.parametrize(("cls", "options"), CASES, ids=str)
 def test_the_steps_are_those_of_a_cpu(
     cls: Any, options: dict[str, Any], foreach: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,7 +149,7 @@ def test_the_steps_are_those_of_a_cpu(
     gradients[2][4][5] = torch.inf
     ends = []
     for device in (True, False):
-        for module in (_param_state, _foreach, _sharded, _centered):
+        for module in MODULES:
             monkeypatch.setattr(module, "waits", lambda x, device=device: device)
         params = [nn.Parameter(w.clone()) for w in start]
         optimizer = cls(params, lr=0.02, foreach=foreach, error_if_nonfinite=False, **options)

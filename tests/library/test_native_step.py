@@ -35,7 +35,7 @@ def power(x: np.ndarray, exponent: float) -> np.ndarray:
     )
     assert function is not None
     out = np.empty_like(x)
-    packed = struct.pack("3d3q", *_native._exponent(exponent))
+    packed = struct.pack(_native._EXPONENT, *_native._exponent(exponent))
     function(x.ctypes.data, out.ctypes.data, len(x), packed)
     return out
 

@@ -557,7 +557,7 @@ def test_huge_gradients_are_not_called_infinite() -> None:
         ({"lr": -1.0}, ValueError, "lr must be at least 0 and finite, got -1.0"),
         ({"lr": float("nan")}, ValueError, "lr must be at least 0 and finite, got nan"),
         ({"lr": "x"}, TypeError, "lr must be a number, got str"),
-        ({"lr": torch.ones(2)}, ValueError, "lr as a tensor must have one element"),
+        ({"lr": torch.ones(2)}, ValueError, "Tensor lr must be 1-element"),
         ({"momentum": 1.0}, ValueError, "momentum must be at least 0 and less than 1, got 1.0"),
         ({"momentum": -0.1}, ValueError, "momentum must be at least 0 and less than 1, got -0.1"),
         ({"weight_decay": -1}, ValueError, "weight_decay must be at least 0 and finite, got -1"),

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import resource
+import stat
 import struct
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,8 +22,9 @@ from torch import nn
 
 import mirrorhead as mh
 from mirrorhead.patches import checkpoints
+from mirrorhead.patches.checkpoints import bits
 from mirrorhead.patches.file_format import decode_gaps, positions
-from patch_cases import State, copy_of, same_bits, small_state, tuned_from
+from patch_cases import State, copy_of, same_bits, sharded_folder, small_state, tuned_from
 
 
 @pytest.fixture
@@ -103,6 +107,43 @@ class TestBetween:
         with pytest.raises(mh.PatchError, match=rf"{side}: tensor 'layer.1.weight' contains NaN"):
             mh.Patch.between(states["base"], states["tuned"])
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e5m2])
+    @pytest.mark.parametrize("whole", [(), "w"])
+    @pytest.mark.parametrize("originals", [True, False])
+    def test_nan_that_stays_is_no_change(
+        self, dtype: torch.dtype, whole: Any, originals: bool, tmp_path: Path
+    ) -> None:
+        nan, inf = float("nan"), float("inf")
+        base = {"w": torch.tensor([nan, -inf, 1.0, 2.0]).to(dtype), "x": torch.ones(2)}
+        tuned = {"w": torch.tensor([nan, -inf, 1.0, 4.0]).to(dtype), "x": torch.zeros(2)}
+        patch = mh.Patch.between(base, tuned, whole=whole)
+        assert patch.largest(9)[0] == ("w", (3,), 2.0, 4.0)
+        assert [row[3] for row in patch.layers()] == [2.0, 1.0]
+        patch.save(tmp_path / "p", originals=originals)
+        read = mh.Patch.load(tmp_path / "p")
+        state = copy_of(base)
+        read.apply(state)
+        assert same_bits(state, tuned)
+        patch.revert(state)
+        assert same_bits(state, base)
+        mh.Patch.merge([patch, patch], "mean", base=base).apply(state)
+        assert same_bits(state, tuned)
+        if dtype == torch.float32:
+            change = patch.to_state_dict()["w"].to_dense()
+            assert torch.equal(change, torch.tensor([0.0, 0.0, 0.0, 2.0]))
+
+    @pytest.mark.parametrize("whole", [(), "w"])
+    def test_a_change_to_or_from_nan(self, whole: Any, tmp_path: Path) -> None:
+        fine, bad = {"w": torch.ones(3)}, {"w": torch.tensor([1.0, float("nan"), 1.0])}
+        other = {"w": bits(bad["w"]).add(torch.tensor([0, 1, 0])).int().view(torch.float32)}
+        for base, tuned, side in (
+            (fine, bad, "tuned"), (bad, fine, "base"), (bad, other, "base"),
+        ):  # fmt: skip
+            with pytest.raises(
+                mh.PatchError, match=f"{side}: tensor 'w' contains NaN that changes"
+            ):
+                mh.Patch.between(base, tuned, whole=whole)
+
     def test_infinity(self, base: State) -> None:
         tuned = copy_of(base)
         tuned["scale"].fill_(float("inf"))
@@ -138,6 +179,9 @@ class TestBetween:
         (tmp_path / "model.safetensors").write_bytes(b"no header here")
         with pytest.raises(mh.PatchError, match="cannot be read as a safetensors file"):
             mh.Patch.between(tmp_path, base)
+        (tmp_path / "model.safetensors.index.json").write_text('["w"]')
+        with pytest.raises(mh.PatchError, match='has no "weight_map" from tensors to files'):
+            mh.Patch.between(tmp_path, base)
 
     @pytest.mark.parametrize("name", ["../outside.safetensors", "gone.safetensors", 7])
     def test_an_index_that_leads_elsewhere(self, base: State, tmp_path: Path, name: Any) -> None:
@@ -165,6 +209,64 @@ class TestSave:
         patch.save(tmp_path / "p")
         patch.without("layer.*").save(tmp_path / "p")
         assert not mh.Patch.load(tmp_path / "p").tensors
+
+
+class TestForeignFiles:
+    """Files and folders of other programs: what they are, and what to do."""
+
+    @pytest.mark.parametrize("old", [False, True])
+    @pytest.mark.parametrize("folder", [False, True])
+    def test_the_code_that_the_error_shows_converts_a_pytorch_file(
+        self, old: bool, folder: bool, base: State, tmp_path: Path
+    ) -> None:
+        path = tmp_path / ("pytorch_model.bin" if folder else "it's.pt")
+        tied = base | {"tied": base["layer.0.weight"], "turned": torch.randn(3, 2).t()}
+        torch.save(tied, path, _use_new_zipfile_serialization=not old)
+        target = tmp_path if folder else path
+        with pytest.raises(mh.PatchError, match=r"only safetensors files and .* are read") as found:
+            mh.Patch.between(target, tied)
+        done = subprocess.run(
+            [sys.executable, "-c", str(found.value).partition("Convert it in Python: ")[2]],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        read = tmp_path if folder else tmp_path / "it's.safetensors"
+        assert mh.Patch.between(read, copy_of(tied)).count == 0
+
+    @pytest.mark.parametrize(
+        ("content", "words"),
+        [
+            (b"", "is empty"),
+            (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
+            (b"GGUF\x03" + bytes(90), "is a GGUF file; only safetensors files"),
+            (b"\x89HDF\r\n\x1a\n" + bytes(90), "is an HDF5 file"),
+            (b"PK\x03\x04" + bytes(90), "is a zip archive"),
+            (b"\n<!DOCTYPE html>" + bytes(90), "is a web page or XML"),
+            (b'{"weights": 1}', "is JSON"),
+            (b"any other content", "cannot be read as a safetensors file: "),
+        ],
+    )
+    def test_it_is_said_what_the_file_is(
+        self, content: bytes, words: str, base: State, tmp_path: Path
+    ) -> None:
+        file = tmp_path / "model"
+        file.write_bytes(content)
+        for read in (lambda: mh.Patch.load(file), lambda: mh.Patch.between(file, base)):
+            with pytest.raises(mh.PatchError, match=words) as found:
+                read()
+            assert str(file) in str(found.value)
+
+    def test_paths_that_are_no_files(self, base: State, tmp_path: Path) -> None:
+        with pytest.raises(mh.PatchError, match="is a folder; give the path of a file"):
+            mh.Patch.load(tmp_path)
+        with pytest.raises(mh.PatchError, match="gone does not exist"):
+            mh.Patch.load(tmp_path / "gone")
+        save_file(base, tmp_path / "adapter_model.safetensors")
+        with pytest.raises(mh.PatchError, match=r"but adapter_model\.safetensors; give the path"):
+            mh.Patch.between(tmp_path, base)
+        (tmp_path / "adapter_config.json").write_text("{}")
+        with pytest.raises(mh.PatchError, match="it is an adapter; merge it into its base"):
+            mh.Patch.between(tmp_path, base)
 
 
 def test_arguments_of_other_methods(patch: mh.Patch) -> None:
@@ -227,22 +329,6 @@ class TestApply:
         patch.without("head").revert(state)
         assert state["w"].tolist() == [0, 0, 0]
 
-    @pytest.mark.parametrize("kind", ["views", "expanded"])
-    def test_tensors_that_overlap_in_memory(self, kind: str) -> None:
-        memory = torch.zeros(6)
-        target = {"a": memory[:4], "b": memory[2:]}
-        if kind == "expanded":
-            target = {"a": memory[:1].expand(4)}
-        tuned = {name: torch.tensor([0.0, 2.0, 3.0, 4.0]) for name in target}
-        patch = mh.Patch.between(copy_of(target), tuned, whole="*")
-        with pytest.raises((mh.PatchError, RuntimeError), match=r"overlap|single memory location"):
-            patch.apply(target)
-        assert not memory.any()
-        apart = {"a": memory[:3], "b": memory[3:]}  # one memory, but not one place
-        tuned = {"a": torch.ones(3), "b": torch.full((3,), 2.0)}
-        mh.Patch.between(copy_of(apart), tuned).apply(apart)
-        assert memory.tolist() == [1, 1, 1, 2, 2, 2]
-
     def test_twice(self, base: State, patch: mh.Patch) -> None:
         patch.apply(base)
         before = copy_of(base)
@@ -256,25 +342,6 @@ class TestApply:
                 patch.apply(model)
         with pytest.raises(mh.PatchError, match=r"F64 \[6, 5\] there, F32 \[6, 5\] in the patch"):
             patch.apply({**base, "layer.0.weight": base["layer.0.weight"].double()})
-
-    def test_all_or_nothing_if_a_tensor_cannot_be_written(
-        self, base: State, patch: mh.Patch, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        from mirrorhead.patches import patch as module
-
-        put, calls = module._put, []
-
-        def failing(*arguments: Any) -> None:
-            calls.append(arguments)
-            if len(calls) == 2:
-                raise KeyboardInterrupt
-            put(*arguments)
-
-        before = copy_of(base)
-        monkeypatch.setattr(module, "_put", failing)
-        with pytest.raises(KeyboardInterrupt):
-            patch.apply(base)
-        assert same_bits(base, before)
 
     def test_revert_of_what_was_not_patched(self, base: State, patch: mh.Patch) -> None:
         with pytest.raises(mh.PatchError, match="does not hold the patch's values"):
@@ -306,6 +373,45 @@ class TestApply:
             patch.apply(file)
         with pytest.raises(mh.PatchError, match="exists; give the path of a new"):
             patch.apply(file, file)
+
+    @pytest.mark.parametrize("kind", ["file", "folder", "link"])
+    @pytest.mark.parametrize("folder", [False, True])
+    def test_a_name_that_is_taken_while_the_copy_is_written(
+        self, kind: str, folder: bool, base: State, patch: mh.Patch, tmp_path: Path
+    ) -> None:
+        source = sharded_folder(tmp_path / "base", base) if folder else tmp_path / "base"
+        if not folder:
+            save_file(base, source)
+        out = tmp_path / "out"
+
+        def take(done: int, total: int) -> None:  # as another process may at any moment
+            if done < total or out.is_symlink() or out.exists():
+                return
+            if kind == "file":
+                out.write_text("theirs")
+            elif kind == "folder":
+                out.mkdir()
+            else:
+                out.symlink_to(tmp_path / "nowhere")
+
+        with pytest.raises(mh.PatchError, match=f"{out} was made by another process meanwhile"):
+            patch.apply(source, out, progress=take)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "out"]
+        assert (
+            out.is_symlink()
+            or (out.is_file() and out.read_text() == "theirs")
+            or (out.is_dir() and not any(out.iterdir()))
+        )
+        with pytest.raises(mh.PatchError, match="out exists; give the path of a new file"):
+            patch.apply(source, out)
+
+    def test_copies_of_other_files_keep_their_modes(
+        self, base: State, patch: mh.Patch, tmp_path: Path
+    ) -> None:
+        source = sharded_folder(tmp_path / "base", base)
+        (source / "config.json").chmod(0o600)
+        patch.apply(source, tmp_path / "out")
+        assert stat.S_IMODE((tmp_path / "out" / "config.json").stat().st_mode) == 0o600
 
     def test_no_room_on_the_disk(
         self, base: State, patch: mh.Patch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -354,6 +460,8 @@ class TestHostileFiles:
 
     CHANGES: ClassVar[dict[str, Any]] = {
         "version": lambda c, t: c.update(version=2),
+        "version true": lambda c, t: c.update(version=True),
+        "version 1.0": lambda c, t: c.update(version=1.0),
         "weights": lambda c, t: c.update(weights=-1),
         "no tensors": lambda c, t: c.pop("tensors"),
         "tensors of another kind": lambda c, t: c.update(tensors=[3]),

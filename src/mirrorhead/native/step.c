@@ -28,6 +28,7 @@ enum power { GENERAL, PRODUCTS, SQUARE, TENTH_POWER, ROOT };
 
 struct exponent {
     double value, high, low; /* value = high + low, high in 12 bits: times 2^8 it is exact */
+    double lower; /* 2^-64 to the power of `value` */
     int64_t kind, whole, quarters; /* value = whole + quarters/4, unless it is GENERAL */
 };
 
@@ -113,10 +114,11 @@ static inline uint16_t to_bfloat16(float x) { /* to the nearest, ties to even */
 }
 
 static inline float from_float16(uint16_t h) {
-    const uint32_t size = (uint32_t)(h & 0x7fff) << 13, sign = (uint32_t)(h & 0x8000) << 16;
-    /* Rebias the exponent by a product, which also normalises; but not that of inf and NaN. */
-    const uint32_t bits = as_bits(as_float(size) * 0x1p112f);
-    return as_float((size >= 0x0f800000 ? size | 0x7f800000 : bits) | sign);
+    const uint32_t size = h & 0x7fff, sign = (uint32_t)(h & 0x8000) << 16;
+    /* Subnormals as whole numbers: products of subnormal floats are 0 where those are flushed. */
+    const uint32_t small = as_bits((float)(int32_t)size * 0x1p-24f);
+    const uint32_t normal = (size << 13) + 0x38000000, large = size << 13 | 0x7f800000;
+    return as_float((size < 0x400 ? small : size < 0x7c00 ? normal : large) | sign);
 }
 
 static inline uint16_t to_float16(float x) { /* to the nearest, ties to even */
@@ -162,8 +164,9 @@ static void narrow(const float *restrict from, int dtype, char *to, long n, int 
 /* struct rule and struct tensor in one type, each number in all lanes of a vector. */
 #define UPDATE(TYPE, VEC)                                                                  \
     struct exponent_##TYPE {                                                               \
-        VEC value, high, low;                                                              \
+        VEC value, high, low, lower;                                                       \
         int64_t kind, whole, quarters;                                                     \
+        int root; /* value < 1 */                                                          \
     };                                                                                     \
     struct update_##TYPE {                                                                 \
         VEC lr, decay, keep, dither, grad_scale, momentum, gain1, beta2, gain2, eps;       \
@@ -362,6 +365,38 @@ void EXPORT(step)(const struct rule *rule, struct tensor *tensors, int64_t count
 void EXPORT(rescale)(const struct rule *rule, struct tensor *tensors, int64_t count,
                      int64_t threads) {
     for_all_blocks(rescale_block, rule, tensors, count, threads);
+}
+
+/* The sum of the squares of n weights. The terms are added in one order, whatever the instruction
+ * set, the number of threads or the alignment of memory. */
+void EXPORT(sum_of_squares)(const char *x, double *sum, int64_t dtype, int64_t n) {
+    enum { LENGTH = 512, SUMS = 32, VECTORS = SUMS * 8 / WIDTH };
+    double block[LENGTH], parts[SUMS];
+    float narrow_x[LENGTH];
+    *sum = 0;
+    for (long i = 0; i < n; i += LENGTH) {
+        const long count = n - i < LENGTH ? n - i : LENGTH;
+        const char *from = x + i * size_of(dtype);
+        for (long k = 0; k < LENGTH * size_of(dtype); k += 64)
+            __builtin_prefetch(from + 2 * BLOCK_BYTES + k, 0, 2); /* while this block is added up */
+        if (dtype == FLOAT64)
+            memcpy(block, from, count * sizeof *block);
+        else {
+            widen(from, dtype, narrow_x, count);
+            for (long k = 0; k < count; k++) block[k] = narrow_x[k];
+        }
+        for (long k = count; k % SUMS; k++) block[k] = 0;
+        doubles sums[VECTORS] = {0};
+        for (long k = 0; k < count; k += SUMS)
+            _Pragma("GCC unroll 16") for (int l = 0; l < VECTORS; l++) {
+                const doubles y = load_double(block + k + l * (WIDTH / 8));
+                sums[l] += y * y;
+            }
+        memcpy(parts, sums, sizeof parts);
+        for (int half = SUMS / 2; half; half /= 2)
+            for (int l = 0; l < half; l++) parts[l] += parts[l + half];
+        *sum += parts[0];
+    }
 }
 
 /* out = x^e, x >= 0, for the tests of the powers. */

@@ -8,7 +8,8 @@ INLINE VEC NAME(all)(double x) { return (REAL)x - (VEC){0}; }
 
 INLINE struct NAME(exponent) NAME(exponent_of)(const struct exponent *e) {
     return (struct NAME(exponent)){NAME(all)(e->value), NAME(all)(e->high), NAME(all)(e->low),
-                                   e->kind, e->whole, e->quarters};
+                                   NAME(all)(e->lower), e->kind, e->whole, e->quarters,
+                                   e->value < 1};
 }
 
 /* A rule and the numbers of one tensor. */
@@ -53,8 +54,17 @@ INLINE VEC NAME(with_sign)(VEC size, VEC x) { return (VEC)((INTS)size | ((INTS)x
 
 /* x^e for x >= 0, and 0 for x < least, of each of `count` vectors. */
 INLINE void NAME(power)(VEC *x, int count, const struct NAME(exponent) *e, VEC least) {
+    const VEC smallest = NAME(all)(SMALLEST);
     if (e->kind == GENERAL) {
-        NAME(general)(x, count, e, NAME(at_least)(least, NAME(all)(SMALLEST)));
+        /* The root of a subnormal number is far from 0: computed of 2^64 x. */
+        NAME(mask) small[TOGETHER];
+        if (e->root)
+            EACH(k) {
+                small[k] = NAME(less)(x[k], smallest);
+                x[k] = NAME(pick)(small[k], x[k] * NAME(all)(0x1p64), x[k]);
+            }
+        NAME(general)(x, count, e, NAME(at_least)(least, smallest));
+        if (e->root) EACH(k) x[k] = NAME(pick)(small[k], x[k] * e->lower, x[k]);
         return;
     }
     EACH(k) {

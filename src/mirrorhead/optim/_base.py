@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from numbers import Integral
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mirrorhead._checks import is_number
 from mirrorhead.optim._cached_plan import CachedPlan, can_be_kept, identical, option_values
 from mirrorhead.optim._centered import CenteredPlan, first_scale, like_param, matched_centers
+from mirrorhead.optim._checkpoints import check_complete, check_scalar, check_tensor, placed
 from mirrorhead.optim._native import Checksums
-from mirrorhead.optim._param_state import has_values, zeros_like_param
+from mirrorhead.optim._options import (
+    FOREIGN,
+    check_number,
+    check_one_element,
+    plain_numbers,
+    with_tensors,
+    without_foreign,
+)
+from mirrorhead.optim._param_state import has_values, number, waits, zeros_like_param
 from mirrorhead.optim._sharded import all_finite, all_true, local, local_gradient
 from mirrorhead.optim._step import Group, Implementation, StepPlan, dither_of, wide_dtype
 from mirrorhead.potentials import check_p, signed_power
@@ -44,6 +50,7 @@ class MirrorOptimizer(Optimizer):
         if isinstance(given, list) and not given:
             raise ValueError("params is an empty list: give the parameters to optimize")
         self._checked: dict[int, list[Any]] = {}
+        self._rates: dict[int, tuple[float | None, float]] = {}  # see _check_changed_options
         self._centers: dict[Tensor, Tensor] = {}  # given by the caller, until the first step
         self._checksums: dict[Tensor, Checksums] = {}
         self._plans: dict[int, CachedPlan] = {}  # by id of the group
@@ -57,6 +64,7 @@ class MirrorOptimizer(Optimizer):
             raise TypeError(f"param_group must be a dict, got {type(param_group).__name__}")
         param_group.update(plain_numbers(param_group))
         self._check_group(len(self.param_groups), {**self.defaults, **param_group})
+        without_foreign(param_group)
         params = param_group["params"]
         params = param_group["params"] = [params] if isinstance(params, Tensor) else _listed(params)
         for entry in params:
@@ -101,8 +109,8 @@ class MirrorOptimizer(Optimizer):
         """Raise on the first option that has no meaning, naming it."""
         check_p(options["p"])
         lr = options["lr"]
-        if isinstance(lr, Tensor) and lr.numel() != 1:
-            raise ValueError(f"lr as a tensor must have one element, got shape {tuple(lr.shape)}")
+        if isinstance(lr, Tensor):
+            check_one_element("lr", lr)
         if not isinstance(lr, Tensor) or has_values(lr):
             check_number("lr", lr.item() if isinstance(lr, Tensor) else lr)
         check_number("weight_decay", options["weight_decay"])
@@ -127,6 +135,9 @@ class MirrorOptimizer(Optimizer):
             raise ValueError("keep_dual=False cannot be used with center, which needs its state")
         if options["foreach"] and options["fused"]:
             raise ValueError("foreach and fused cannot both be True: choose one implementation")
+        for name in FOREIGN:
+            if options.get(name):
+                raise TypeError(f"{name}=True is not supported by {cls.__name__}: leave it out")
 
     # torch.compile(optimizer.step) would break the graph at every number that is read. Our own
     # kernels are compiled already, so the step runs as it is.
@@ -136,6 +147,13 @@ class MirrorOptimizer(Optimizer):
         """Take one step. `closure` re-evaluates the model and returns the loss."""
         with torch.enable_grad():
             loss = None if closure is None else closure()
+        # State made in inference mode could not be changed outside of it, nor can such weights.
+        params = (param for group in self.param_groups for param in group["params"])
+        with torch.inference_mode(any(map(Tensor.is_inference, params))), torch.no_grad():
+            self._step()
+        return loss
+
+    def _step(self) -> None:
         # Everything that can fail comes first; then all groups move.
         steps = self._planned()
         for _, _, plan in steps:
@@ -161,16 +179,15 @@ class MirrorOptimizer(Optimizer):
         if not all_true([ok for _, _, ok in checked]):
             bad = [(group, param) for group, param, ok in checked if not ok]
             raise RuntimeError(self._nonfinite_message(bad))
-        return loss
 
     def _planned(self) -> list[tuple[Group, list[Tensor], Plan]]:
         """Check all groups. Return those that have gradients, the weights to move, and how."""
-        for number, group in enumerate(self.param_groups):
-            self._check_changed_options(group, number)
+        for position, group in enumerate(self.param_groups):
+            self._check_changed_options(group, position)
         steps: list[tuple[Group, list[Tensor], CachedPlan | None]] = []
         for group in self.param_groups:
             plan = self._plans.get(id(group))
-            if plan and plan.refreshed(group, self.state, self._checksums):
+            if plan and plan.refreshed(group, self._rate(group), self.state, self._checksums):
                 steps.append((group, plan.params, plan))
             elif params := [param for param in group["params"] if param.grad is not None]:
                 for param in params:
@@ -182,7 +199,7 @@ class MirrorOptimizer(Optimizer):
         """Plan the next step of one group, and make the state that is missing."""
         centered = group["center"] is not None
         names = ("p", "weight_decay", "maximize", "foreach", "fused", "stochastic_rounding")
-        options = {name: group[name] for name in names}
+        options = {"lr": self._rate(group), **{name: group[name] for name in names}}
         options["params"] = [local(param) for param in params]
         options["grads"] = [local_gradient(param) for param in params]
         self._prepare_state(group, params)
@@ -235,18 +252,26 @@ class MirrorOptimizer(Optimizer):
             if "dual" not in self.state[param]:  # zeros: weights elsewhere are found to be edited
                 self._checksums.pop(param, None)
 
-    def _check_changed_options(self, group: Group, number: int) -> None:
-        """Check the options of a group again if any of them is not the object it was."""
-        if not identical(option_values(group), self._checked.get(id(group), [])):
+    def _check_changed_options(self, group: Group, position: int) -> None:
+        """Check the options of a group again if any is not the object it was, or lr was edited."""
+        same = identical(option_values(group), self._checked.get(id(group), []))
+        edition = _edition(group["lr"])
+        if not same or edition != self._rates[id(group)][0]:
             group.update(plain_numbers(group))
-            self._check_group(number, group)
+            self._check_group(position, group)
             self._take_center(group)
             self._checked[id(group)] = option_values(group)
+            self._rates[id(group)] = edition, number(group["lr"], missing=0.0)
+
+    def _rate(self, group: Group) -> float:
+        """Return lr as a number, as it was read when the options were checked."""
+        return self._rates[id(group)][1]
 
     def _take_center(self, group: Group) -> None:
         """Make a center that was set in a group, after it was added, that of the next step."""
-        if group["center"] is not None and "reach" not in group:
-            group["reach"] = self._reach(group)
+        if group["center"] is not None:
+            reach = group["reach"] = group.get("reach") or self._reach(group)
+            check_number("reach", reach, positive=True)
         if self._is_given(group["center"]):
             params = group["params"]
             centers = matched_centers(group["center"], group.get("param_names", ()), params)
@@ -318,12 +343,12 @@ class MirrorOptimizer(Optimizer):
             return self._buffer(param, "dual", wide)
         if self._is_plain(group, param):
             return None
-        if "center" in self.state[param]:  # of steps before the group's center was set to None
+        if "center" in self.state.get(param, ()):  # the group's center is None now
             self._drop_center(param)
         if not group["keep_dual"] or (group["p"] >= 2 and param.dtype == wide):
             return None
         name = "dual" if group["p"] < 2 else "wide"
-        if name not in self.state[param]:
+        if name not in self.state.get(param, ()):
             self._checksums.pop(param, None)
             # The C library finds zeros where the weights are not zero, and computes u itself.
             how = Implementation.chosen(group["foreach"], group["fused"]).on(local(param))
@@ -356,25 +381,31 @@ class MirrorOptimizer(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._checked, self._checksums, self._plans = {}, {}, {}
+        self._checked, self._rates, self._checksums, self._plans = {}, {}, {}, {}
         self._centers = self.__dict__.get("_centers", {})
+        for options in (self.defaults, *self.param_groups):
+            without_foreign(options)  # torch adds one to the defaults, and so did we to the groups
         for group in self.param_groups:
             for name, value in {**self.defaults, "step": 0}.items():
                 group.setdefault(name, value)
-            if group["center"] is not None and "reach" not in group:
-                group["reach"] = self._reach(group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state_dict. State keeps its float32 where parameters are bf16 or fp16.
 
         Options come from the checkpoint, as in torch.optim, p included. A p that differs from the
         present one gives a warning, and so does another weight_decay in a checkpoint of AdamW.
-        Everything is checked before anything changes.
+        State must be complete and finite. Everything is checked before anything changes.
         """
+        with torch.inference_mode(False), torch.no_grad():  # as in `step`
+            self._load(state_dict)
+
+    def _load(self, state_dict: dict[str, Any]) -> None:
         final: dict[str, Any] = {}
 
         def check(_: Optimizer, loaded: dict[str, Any]) -> dict[str, Any]:
-            loaded = self._translated(loaded)
+            loaded = self._translated(with_tensors(loaded))
+            groups = [plain_numbers(group) for group in loaded["param_groups"]]
+            loaded = {**loaded, "param_groups": groups}
             self._check_state_dict(loaded)
             final.update(loaded)
             return loaded
@@ -397,8 +428,8 @@ class MirrorOptimizer(Optimizer):
                     dtype = wide_dtype(param.dtype)
                 elif name in self._tensor_state:
                     dtype = self._buffer_dtype(group, param)
-                elif name != "scale":
-                    device = value.device
+                else:
+                    device = placed(name, value, param)
                 self.state[param][name] = value.to(device=device, dtype=dtype, copy=True)
         self._checksums.clear()
         self._plans.clear()
@@ -423,26 +454,59 @@ class MirrorOptimizer(Optimizer):
             )
         needed = {"p": "it is not of a mirrorhead optimizer"}
         needed[self._own_option] = f"it was not saved by {mine}"
-        for number, (group, present) in enumerate(zip(groups, self.param_groups, strict=True)):
+        for position, (group, present) in enumerate(zip(groups, self.param_groups, strict=True)):
             for name, problem in needed.items():
                 if name not in group:
-                    raise ValueError(f"state_dict group {number} has no {name}: {problem}")
+                    raise ValueError(f"state_dict group {position} has no {name}: {problem}")
             self.check_options({**self.defaults, **group})
             if group["p"] != present["p"]:
                 warnings.warn(
-                    f"the state_dict was saved with p={group['p']:g} in group {number}, where"
+                    f"the state_dict was saved with p={group['p']:g} in group {position}, where"
                     f" this optimizer has p={present['p']:g}; p={group['p']:g} is used from now on",
-                    stacklevel=5,
+                    stacklevel=6,
                 )
-        for _, param, saved in self._paired(state_dict):
+        options_of = {
+            id(own): {**self.defaults, **saved}
+            for own, saved in zip(self.param_groups, groups, strict=True)
+        }
+        entries = list(self._paired(state_dict))
+        widened = {id(group) for group, _, saved in entries if "wide" in saved}
+        for group, param, saved in entries:
+            owner = self._name(group, param).rstrip(",")
             for name, value in saved.items():
-                if name not in self._tensor_state | self._scalar_state:
+                if name in self._tensor_state:
+                    check_tensor(owner, name, value, param)
+                elif name not in self._scalar_state:
                     raise ValueError(f"state_dict holds {name!r}, unknown to {mine}")
-                if name in self._tensor_state and value.shape != param.shape:
-                    raise ValueError(
-                        f"state_dict holds {name!r} of shape {tuple(value.shape)}"
-                        f" for a parameter of shape {tuple(param.shape)}"
-                    )
+                elif value is not None or name != "rms":
+                    check_scalar(owner, name, value)
+            options = options_of[id(group)]
+            needed = self._needed_state(options, param, saved)
+            if "dual" not in needed and id(group) in widened and self._keeps_wide(options, param):
+                needed |= {"wide"}  # without any, the weights were in full precision
+            check_complete(owner, saved, needed)
+
+    def _needed_state(self, options: Group, param: Tensor, saved: dict[str, Any]) -> set[str]:
+        """Return the names of the state that steps with these options leave behind."""
+        center = options["center"]
+        if center == "init" or (center == "given" and "center" in saved):
+            return {"center", "scale", "dual"}
+        return {"dual"} if center is None and options["keep_dual"] and options["p"] < 2 else set()
+
+    def _keeps_wide(self, options: Group, param: Tensor) -> bool:
+        half = param.dtype != wide_dtype(param.dtype)
+        plain = self._is_plain(options, param)
+        return half and not plain and options["keep_dual"] and options["center"] is None
+
+
+def _edition(lr: Any) -> float | None:
+    """Return what differs once a tensor lr has been edited in place.
+
+    That is its number or, on a device, torch's count of edits: to read the number would wait.
+    """
+    if not isinstance(lr, Tensor):
+        return None
+    return number(lr, missing=0.0) if lr.is_inference() or not waits(lr) else lr._version
 
 
 def _listed(params: Any) -> list[Any]:
@@ -451,24 +515,9 @@ def _listed(params: Any) -> list[Any]:
         raise TypeError(
             f"params must be parameters, got the model {given}: give model.parameters()"
         )
+    if isinstance(params, (set, frozenset)):
+        raise TypeError(
+            f"params must be in ordered collections, such as lists, got a {type(params).__name__}:"
+            " its order changes from run to run, and state would go to other parameters"
+        )
     return list(params)
-
-
-def plain_numbers(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options with numpy's and other real numbers as Python's own."""
-    plain = {
-        name: int(value) if isinstance(value, Integral) else float(value)
-        for name, value in options.items()
-        if is_number(value)
-    }
-    return {**options, **plain}
-
-
-def check_number(name: str, value: Any, below: float = math.inf, positive: bool = False) -> None:
-    """Raise unless 0 <= value < below, or 0 < value if `positive`."""
-    if not is_number(value):
-        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
-    if not 0 <= float(value) < below or (positive and value == 0):
-        bound = "finite" if below == math.inf else f"less than {below:g}"
-        least = "greater than 0" if positive else "at least 0"
-        raise ValueError(f"{name} must be {least} and {bound}, got {value!r}")

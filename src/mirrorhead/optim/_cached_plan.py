@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mirrorhead.optim._native import WORDS, Checksums, Column, call_rows, packed_rows, packed_rule
-from mirrorhead.optim._param_state import number, waits
+from mirrorhead.optim._param_state import waits
 from mirrorhead.optim._sharded import is_sharded
 from mirrorhead.optim._step import Group, Implementation, StepPlan, dither_of
 
@@ -37,11 +37,12 @@ class CachedPlan:
         self.rule = states[0].rule
         self.options = option_values(group, "lr")
         self.params = list(params)
-        self.entries = [state[param] for param in params]
+        self.entries = [state.get(param) for param in params]  # None where nothing is kept
         self.checksums = [sums[param] for param in params]
+        self.held = [entry for entry in self.entries if entry is not None]
         # What the entries of the state hold, name by name, in one list.
-        self.names = [(entry, name) for entry in self.entries for name in entry]
-        self.values: list[Any] = [x for entry in self.entries for x in entry.values()]
+        self.names = [(entry, name) for entry in self.held for name in entry]
+        self.values: list[Any] = [x for entry in self.held for x in entry.values()]
         self.tensors = [*params, *(entry[name] for entry, name in self.names if name != "rms")]
         self.addresses = [x.data_ptr() for x in self.tensors]
         self.dtypes = [x.dtype for x in self.tensors]
@@ -49,7 +50,7 @@ class CachedPlan:
         self.versioned = [entry[name] for entry, name in self.names if name in _VERSIONED]
         self.versions = [x._version for x in self.versioned]
         # The step counts, all equal, as arrays: to write them one by one is quicker in numpy.
-        counters = [entry["step"] for entry in self.entries if "step" in entry]
+        counters = [entry["step"] for entry in self.held if "step" in entry]
         self.counts = [counter.detach().numpy() for counter in counters]
         self.count = float(counters[0]) if counters else 0.0
         self.betas = tuple(group.get("betas", (0.0, 0.0)))
@@ -64,15 +65,15 @@ class CachedPlan:
         self.grads: list[Tensor] = []
         self.grad_dtypes = [one.grad.dtype for one in states]
 
-    def refreshed(self, group: Group, state: State, checksums: AllChecksums) -> bool:
+    def refreshed(self, group: Group, rate: float, state: State, checksums: AllChecksums) -> bool:
         """Make the plan that of the next step. Return False if anything else has changed."""
-        rate, params = number(group["lr"], missing=0.0), group["params"]
+        params = group["params"]
         if (  # one list after the other, which is quicker than tensor by tensor
             not identical(option_values(group, "lr"), self.options)
             or not identical(params, self.params)
             or any(map(is_not, map(state.get, params), self.entries))
             or any(map(is_not, map(checksums.get, params), self.checksums))
-            or sum(map(len, self.entries)) != len(self.names)
+            or sum(map(len, self.held)) != len(self.names)
             or any(map(is_not, [entry.get(name) for entry, name in self.names], self.values))
             or [x._version for x in self.versioned] != self.versions
             or [x.data_ptr() for x in self.tensors] != self.addresses
@@ -128,7 +129,7 @@ def identical(some: list[Any], others: list[Any]) -> bool:
 
 def can_be_kept(plan: StepPlan, group: Group, params: list[Tensor], state: State) -> bool:
     """Return whether a plan that has been run can serve for the next steps as a `CachedPlan`."""
-    entries = [state[param] for param in params]
+    entries = [state.get(param, {}) for param in params]
     counters = [entry["step"] for entry in entries if "step" in entry]
     return (
         len(plan.states) == len(group["params"])

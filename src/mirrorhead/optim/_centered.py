@@ -143,16 +143,9 @@ def matched_centers(center: Any, names: Sequence[str], params: Sequence[Tensor])
             )
         if has_values(local(tensor)) and not local(tensor).isfinite().all():
             raise ValueError(f"center of {label} has inf or NaN")
-        # Not a copy, unless it is the parameter itself: a model's own state dict moves with it.
-        tensor = tensor.detach().to(dtype=param.dtype)
-        result.append(tensor.clone() if _shares_memory(tensor, param) else tensor)
+        # A copy: the model's own state dict, an average of weights or a teacher will move.
+        result.append(tensor.detach().to(dtype=param.dtype, copy=True))
     return result
-
-
-def _shares_memory(one: Tensor, other: Tensor) -> bool:
-    one, other = local(one), local(other)
-    near = has_values(one) and has_values(other) and one.device == other.device
-    return near and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def like_param(center: Tensor, param: Tensor) -> Tensor:

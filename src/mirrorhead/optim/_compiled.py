@@ -22,7 +22,7 @@ from torch import Tensor
 
 from mirrorhead.optim import _formula
 from mirrorhead.optim._formula import Hyper, Storage, UpdateRule
-from mirrorhead.optim._param_state import ParamState, is_finite
+from mirrorhead.optim._param_state import ParamState, is_finite, waits
 
 _logger = logging.getLogger("mirrorhead")
 _PER_CALL = 4
@@ -57,8 +57,12 @@ def step_compiled(states: Sequence[ParamState]) -> list[bool | Tensor]:
             *zip(*(state.tensors() for _, state in call), strict=True),
             [numbers[state.hyper] for _, state in call],
         )
+        torch.autograd.graph.increment_version([states[i].weight for i, _ in call])
+        if waits(call[0][1].weight):  # where nothing is left to finish: do not read the marks
+            for i, state in call:
+                finite[i] = is_finite(state.grad)
+            continue
         for (i, state), mark in zip(call, torch.stack(marks).tolist(), strict=True):
-            torch.autograd.graph.increment_version(states[i].weight)
             if not math.isfinite(mark):
                 finite[i] = is_finite(state.grad)
                 if rule.defer:
@@ -80,7 +84,7 @@ def _kernel_rule(state: ParamState) -> UpdateRule:
     rule = state.rule
     # On a CPU, handling edited weights inline would cost a power for every weight: mark them,
     # and finish those few afterwards. A GPU has powers to spare and would have to wait.
-    defer = rule.storage is Storage.DUAL and state.weight.device.type == "cpu"
+    defer = rule.storage is Storage.DUAL and not waits(state.weight)
     return replace(rule, polynomial=rule.wide == torch.float32, defer=defer)
 
 

@@ -8,6 +8,7 @@ polynomial on a small interval, the exponent bits of the number doing the rest:
 
 The relative error is at most (4 + 2e + |e log2 a|) 2^-23, about that of exp2(e*log2(a)).
 Results below the smallest normal number are 0, above 2^127.5 inf; a = 1 gives 1 to the bit.
+A root of a subnormal number is that of 2^64 a, times 2^(-64 e): it is far from 0.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ def fast_power(a: Tensor, exponent: float) -> Tensor:
     >>> fast_power(torch.tensor([0.0, 1.0, 8.0]), 1 / 3)
     tensor([0., 1., 2.])
     """
+    if exponent < 1:
+        small = a < _SMALLEST_NORMAL
+        a = torch.where(small, a * 2.0**64, a)
     bits = a.view(torch.int32)
     n = (bits - _SQRT_HALF_BITS) & _EXPONENT_MASK  # 2^23 times the n above
     f = (bits - n).view(torch.float32) - 1.0
@@ -41,6 +45,8 @@ def fast_power(a: Tensor, exponent: float) -> Tensor:
     fraction = y - (rounder - _ROUNDER)
     exponent_bits = (rounder.view(torch.int32) + (127 - _ROUNDER_BITS)) * 2**23
     result = exponent_bits.view(torch.float32) * (1.0 + fraction * _horner(_EXP2, fraction))
+    if exponent < 1:
+        result = torch.where(small, result * 2.0 ** (-64 * exponent), result)
     return torch.where(a < _SMALLEST_NORMAL, 0.0, result)
 
 

@@ -29,7 +29,7 @@ from mirrorhead.potentials import inverse_exponent, snap
 BLOCK_BYTES = 4096
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 _STORAGES = {Storage.PRIMAL: 0, Storage.DUAL: 1, Storage.WIDE: 2}
-_EXPONENT, _RULE = "3d3q", "6i"  # struct exponent; struct rule up to its exponents
+_EXPONENT, _RULE = "4d3q", "6i"  # struct exponent; struct rule up to its exponents
 _TENSOR = struct.Struct("7QqQ15d4i")
 _RESULTS = struct.Struct("d8xi")  # `largest` and `finite` of struct tensor
 _RESULTS_AT = _TENSOR.size - 24
@@ -142,15 +142,24 @@ def packed_rule(rule: UpdateRule, centered: bool) -> bytes:
     return struct.pack(f"{_RULE}{_EXPONENT * 2}d", *numbers, *exponents, rule.dual_floor)
 
 
-def _exponent(e: float) -> tuple[float, float, float, int, int, int]:
+def _exponent(e: float) -> tuple[float, float, float, float, int, int, int]:
     """Return struct exponent of step.c: the value in two parts, and how to compute the power."""
+    lower = 2.0 ** (-64 * e) if e < 16 else 0.0
     mantissa, scale = math.frexp(e)
     high = math.ldexp(round(mantissa * 4096), scale - 12)
     quarters = round(4 * e)
     if quarters != 4 * e or e >= 64:
-        return e, high, e - high, 0, 0, 0
+        return e, high, e - high, lower, 0, 0, 0
     kind = {8: 2, 40: 3, 2: 4}.get(quarters, 1)  # SQUARE, TENTH_POWER, ROOT, else PRODUCTS
-    return e, high, e - high, kind, quarters // 4, quarters % 4
+    return e, high, e - high, lower, kind, quarters // 4, quarters % 4
+
+
+def sum_of_squares(x: Tensor) -> float:
+    """Return the sum of the squares of a contiguous tensor that `serves` accepts."""
+    function, result = _function("sum_of_squares"), ctypes.c_double()
+    assert function is not None, "call serves first"
+    function(x.data_ptr(), ctypes.byref(result), _DTYPES[x.dtype], x.numel())
+    return result.value
 
 
 @functools.cache

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypeGuard
 import torch
 from torch import Tensor
 
+from mirrorhead.optim._native import serves, sum_of_squares
 from mirrorhead.optim._param_state import has_values, readable, waits
 from mirrorhead.potentials import power
 
@@ -121,11 +122,13 @@ def root_mean_squares(params: Sequence[Tensor]) -> list[float]:
 
 
 def _sum_of_squares(x: Tensor) -> float:
-    if waits(x) or not x.is_contiguous():
+    if waits(x):
         return float(x.double().square().sum())
-    # By pieces that stay in the cache: a float64 copy of a large tensor is slow to make.
-    pieces = (piece.double() for piece in x.detach().view(-1).split(1 << 15))
-    return sum(float(torch.dot(piece, piece)) for piece in pieces)
+    x = x.detach().contiguous()
+    if serves(x):
+        return sum_of_squares(x)
+    # By pieces that one thread adds up, in an order that does not depend on where memory begins.
+    return sum(float(piece.double().square().sum()) for piece in x.view(-1).split(1 << 14))
 
 
 def largest_entry(x: Tensor) -> Number:

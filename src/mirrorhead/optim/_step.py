@@ -19,6 +19,8 @@ from mirrorhead.optim._param_state import ParamState, alike, cleaned, has_values
 
 Group = dict[str, Any]  # of an optimizer's parameters
 
+_SMALLEST_SIZE = 1e-3  # r of a trained tensor; that of a smaller one says nothing about its weights
+
 
 class Implementation(Enum):
     """How the formula is computed."""
@@ -198,6 +200,10 @@ def dither_of(step: int) -> float:
 
 def knee_numbers(p: float, knee: float | None, rms: float) -> dict[str, Any]:
     """Return the fields of `Hyper` for a knee at |w| = knee * rms; none where there is none."""
+    # Beyond the knee a weight moves by lr knee^(2-p), without one by lr (|w|/r)^(2-p). So the knee
+    # of a tensor that has no size yet must be at r: a bias at 0 would be at 1e32 after one step.
+    if rms < _SMALLEST_SIZE:
+        knee = 1.0
     if knee is None or p >= 2:
         return {}
     at = knee * rms

@@ -32,16 +32,17 @@ class MirrorDescent(MirrorOptimizer):
 
     Args:
         params: parameters, named parameters or groups; every option can differ by group.
-        lr: learning rate, a number or a tensor of one element.
-        p: exponent of the norm, greater than 1.
+        lr: learning rate, a number or a tensor of one element. The default is that of SGD; the best
+            rate depends on p (docs/how-to-choose.md).
+        p: exponent of the norm, greater than 1. The default is the paper's.
         momentum: m <- momentum m + g, and d = m.
         weight_decay: decoupled, and applied to u. It acts about 1/(p-1) times as strongly as the
             same number in SGD: multiply your usual value by p - 1.
         normalize: divide the gradient by its dual norm ||g||_q, q = p/(p-1), of each tensor
             ("tensor") or of the whole group ("global"). A zero gradient stays zero.
-        center: None, "init" (the weights at the first step), or a state dict or list of tensors.
-            The potential is then that of w - center: of all solutions, training tends to the
-            one closest to the center in the p-norm. See docs/optimizer.md.
+        center: None, "init" (the weights at the first step), or a state dict or list of tensors,
+            which are copied. The potential is then that of w - center: of all solutions, training
+            tends to the one closest to the center in the p-norm. See docs/optimizer.md.
         nesterov: d = g + momentum m.
         maximize: maximize the objective instead of minimizing it.
         foreach: True for torch's foreach operations, False for a plain loop. The default is the
@@ -70,7 +71,7 @@ class MirrorDescent(MirrorOptimizer):
     def __init__(
         self,
         params: Params,
-        lr: float | Tensor,
+        lr: float | Tensor = 1e-3,
         p: float = 1.1,
         momentum: float = 0,
         weight_decay: float = 0,
@@ -107,6 +108,10 @@ class MirrorDescent(MirrorOptimizer):
             return param.dtype  # as torch's SGD has it
         return super()._buffer_dtype(group, param)
 
+    def _needed_state(self, options: Group, param: Tensor, saved: dict[str, Any]) -> set[str]:
+        momentum = {"momentum_buffer"} if options["momentum"] else set()
+        return super()._needed_state(options, param, saved) | momentum
+
     def _plan(self, group: Group, params: list[Tensor], options: dict[str, Any]) -> StepPlan:
         finite = None
         if group["normalize"]:
@@ -116,7 +121,7 @@ class MirrorDescent(MirrorOptimizer):
         options["momentum_buffers"] = [None] * len(params)
         if group["momentum"]:
             options["momentum_buffers"] = self._buffers(group, params, "momentum_buffer")
-        options |= {name: group[name] for name in ("lr", "momentum", "nesterov")}
+        options |= {name: group[name] for name in ("momentum", "nesterov")}
         plan = plan_descent(**options)
         plan.finite = finite or plan.finite
         return plan
@@ -194,6 +199,11 @@ def plan_descent(
         # torch's fused SGD leaves the last elements of half-precision tensors undefined.
         full = all(w.dtype.itemsize >= 4 for w in weights)
         own = plan.torch_options(weights, clean, buffers, fusible=full)
+        if nesterov and own["foreach"]:  # torch adds the momentum to the gradients in place
+            clean = [
+                g.clone() if g is plan.grads[i] else g
+                for i, g in zip(plan.plain, clean, strict=True)
+            ]
         own |= {"momentum": momentum, "nesterov": nesterov, "dampening": 0, "weight_decay": 0}
         sgd(weights, clean, buffers, **own)
 

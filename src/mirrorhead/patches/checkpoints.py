@@ -19,6 +19,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from mirrorhead.patches import foreign
+
 #: Names of dtypes in safetensors files. What is not here cannot be stored in one.
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
@@ -197,12 +199,14 @@ def checkpoint_files(path: Path) -> list[Path]:
         raise PatchError(f"{path} does not exist")
     index, single = path / INDEX_FILE, path / "model.safetensors"
     if not index.is_file() and not single.is_file():
-        raise PatchError(f"{path} has neither {single.name} nor {INDEX_FILE}")
+        raise PatchError(foreign.about_folder(path, f"{single.name} nor {INDEX_FILE}"))
     if not index.is_file():
         return [single]
     try:
         names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError):
+        raise PatchError(f'{index} has no "weight_map" from tensors to files') from None
+    except (OSError, ValueError, RecursionError) as error:
         raise PatchError(f"{index} cannot be read: {error}") from error
     for name in names:
         # A name with a folder in it could lead out of the checkpoint.
@@ -223,7 +227,10 @@ def read_header(path: Path) -> tuple[dict[str, tuple[TensorInfo, int]], dict[str
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(length))
     except (SafetensorError, OSError, ValueError) as error:
-        raise PatchError(f"{path} cannot be read as a safetensors file: {error}") from error
+        known = foreign.about_file(path)
+        raise PatchError(
+            known or f"{path} cannot be read as a safetensors file: {error}"
+        ) from error
     metadata = header.pop("__metadata__", None) or {}
     found = {}
     for name, entry in header.items():
@@ -240,14 +247,18 @@ def bits(tensor: Tensor) -> Tensor:
     return tensor.view(views[tensor.element_size()])
 
 
-def wide(tensor: Tensor) -> Tensor:
-    """8-bit floats as float32: torch compares them in no other way."""
-    return tensor.float() if tensor.element_size() == 1 else tensor
+def has_nan(tensor: Tensor) -> bool:
+    """Whether one of the numbers is NaN."""
+    # 8-bit floats as float32: torch compares them in no other way.
+    numbers = tensor.float() if tensor.element_size() == 1 else tensor
+    return tensor.is_floating_point() and bool(numbers.isnan().any())
 
 
 def raw(tensor: Tensor) -> memoryview:
     """The bytes of a flat, contiguous CPU tensor, little-endian as in the file."""
-    return tensor.contiguous().view(torch.uint8).numpy().data
+    # A tensor of one number counts as contiguous whatever its stride is.
+    flat = tensor.contiguous().as_strided(tensor.shape, (1,))
+    return flat.view(torch.uint8).numpy().data
 
 
 def write_header(file: IO[bytes], infos: dict[str, TensorInfo], metadata: dict[str, str]) -> None:

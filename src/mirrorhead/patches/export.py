@@ -15,7 +15,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from mirrorhead._files import new_folder, write_atomically, write_json
-from mirrorhead.patches.checkpoints import PatchError, refuse
+from mirrorhead.patches.checkpoints import PatchError, bits, refuse
 from mirrorhead.patches.file_format import TensorPatch
 
 _SUFFIX = ".weight"
@@ -86,7 +86,9 @@ def write_shira(tensors: Mapping[str, TensorPatch], folder: Path) -> None:
 def _change(name: str, patch: TensorPatch) -> Tensor:
     if patch.added:
         return patch.values.clone()
-    change = patch.values.double() - patch.before().double()
+    before = patch.before()
+    change = patch.values.double() - before.double()
+    change = change.masked_fill(bits(patch.values) == bits(before), 0)  # an infinity that stays
     if not patch.info.floating:
         raise PatchError(f"tensor {name!r} is {patch.info.dtype}: differences need floating point")
     return change.to(patch.values.dtype)

@@ -27,9 +27,11 @@ from mirrorhead.patches.checkpoints import (
     FileCheckpoint,
     PatchError,
     TensorInfo,
+    bits,
+    has_nan,
     read_header,
-    wide,
 )
+from mirrorhead.patches.model_config import Config, checked
 
 KEY = "mirrorhead.patch"
 VERSION = 1
@@ -63,7 +65,7 @@ class TensorPatch:
         return self.originals
 
 
-def encode(tensors: dict[str, TensorPatch], weights: int, originals: bool) -> bytes:
+def encode(tensors: dict[str, TensorPatch], weights: int, config: Config, originals: bool) -> bytes:
     """The bytes of a patch file. The same patch always gives the same bytes."""
     parts: dict[str, list[Tensor]] = {}
     records: list[dict[str, Any]] = []
@@ -84,6 +86,7 @@ def encode(tensors: dict[str, TensorPatch], weights: int, originals: bool) -> by
             | ({"tied": list(patch.tied)} if patch.tied else {})
         )
     content = {"version": VERSION, "weights": weights, "tensors": records}
+    content |= {"config": config} if config else {}
     stored = {name: torch.cat(pieces) for name, pieces in parts.items()}
     gaps = encode_gaps([patch.index for patch in tensors.values() if patch.index is not None])
     stored["index"] = torch.from_numpy(gaps)
@@ -105,8 +108,8 @@ def check_destination(path: Path) -> None:
             raise PatchError(f"{path} exists and is not a patch: it is not overwritten")
 
 
-def decode(path: Path) -> tuple[dict[str, TensorPatch], int]:
-    """A patch file's tensors, and the number of weights of the base.
+def decode(path: Path) -> tuple[dict[str, TensorPatch], int, dict[str, Any]]:
+    """A patch file's tensors, the number of weights of the base, and entries of config.json.
 
     Nothing in the file is trusted: what is allocated is at most some tens of times its length.
     """
@@ -118,11 +121,12 @@ def decode(path: Path) -> tuple[dict[str, TensorPatch], int]:
     except (ValueError, RecursionError) as error:
         raise PatchError(f"{path}: the metadata is not JSON: {error}") from error
     try:
-        if content["version"] != VERSION:
+        if type(content["version"]) is not int or content["version"] != VERSION:  # True is 1 too
             raise PatchError(
                 f"{path} has version {content['version']!r}; this mirrorhead reads {VERSION}"
             )
-        return _decoded(file, content), _natural(content["weights"], "weights")
+        weights = _natural(content["weights"], "weights")
+        return _decoded(file, content), weights, _config(content.get("config", {}))
     except (KeyError, TypeError, _Malformed) as error:
         raise PatchError(f"{path} is damaged: {error}") from error
 
@@ -161,9 +165,14 @@ def _decoded(file: FileCheckpoint, content: Any) -> dict[str, TensorPatch]:
         values = _take(left, f"values.{info.dtype}", count)
         old = base is not None and reversible
         originals = _take(left, f"originals.{info.dtype}", count) if old else None
-        for part in (values, originals):
-            if part is not None and part.is_floating_point() and wide(part).isnan().any():
-                raise _Malformed(f"tensor {name!r} contains NaN")
+        parts = [part for part in (values, originals) if part is not None]
+        if index is None and old:  # NaN may stay as it is
+            changed = bits(parts[0]) != bits(parts[1])
+            parts = [part[changed] for part in parts]
+        elif index is None and base is not None:
+            parts = []  # what changes is not known; the hashes decide
+        if any(map(has_nan, parts)):
+            raise _Malformed(f"tensor {name!r} contains NaN")
         tied = tuple(_name(other, {}) for other in record.get("tied", []))
         tensors[name] = TensorPatch(info, index, values, originals, base, result, tied)
     if taken != len(gaps) or any(len(data) for data in left.values()):
@@ -266,6 +275,13 @@ def _info(record: Any) -> TensorInfo:
     info = TensorInfo(record["dtype"], tuple(_natural(length, "a length") for length in shape))
     _natural(info.size, "the size of a tensor")
     return info
+
+
+def _config(value: Any) -> dict[str, Any]:
+    try:
+        return checked(value)
+    except ValueError as error:
+        raise _Malformed(str(error)) from error
 
 
 def _hash(value: Any) -> str | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -17,6 +18,7 @@ from mirrorhead.patches.checkpoints import (
     INDEX_FILE,
     Checkpoint,
     FileCheckpoint,
+    PatchError,
     TensorInfo,
     bits,
     check_room,
@@ -25,6 +27,7 @@ from mirrorhead.patches.checkpoints import (
     write_header,
 )
 from mirrorhead.patches.file_format import TensorPatch
+from mirrorhead.patches.model_config import Files
 
 #: Weights in other formats, which would be stale beside the copy.
 _OTHER_WEIGHTS = {".bin", ".gguf", ".h5", ".msgpack", ".onnx", ".ot", ".pt", ".pth", ".safetensors"}
@@ -39,6 +42,7 @@ class Edit(NamedTuple):
     values: Mapping[str, tuple[Tensor | None, Tensor]]  # name -> positions (None: all), values
     added: Mapping[str, TensorInfo]  # new tensors, whose content is in `values`
     removed: Collection[str]
+    files: Files  # other files of the folder
 
 
 def overlaid(start: int, piece: Tensor, index: Tensor | None, values: Tensor) -> Tensor:
@@ -154,7 +158,7 @@ def _holds(target: Checkpoint, name: str, patch: TensorPatch) -> bool:
 
 def rewrite(source: FileCheckpoint, path: Path, out: Path, edit: Edit, step: Step) -> None:
     """Write a copy of the checkpoint at `path` to `out`; it is whole or not there."""
-    values, added, removed = edit
+    values, added, removed, files = edit
     others = _others(path) if path.is_dir() else []
     needed = sum(info.bytes for info in [*source.infos.values(), *added.values()])
     check_room(out.parent, needed + sum(file.stat().st_size for file in others))
@@ -176,14 +180,19 @@ def rewrite(source: FileCheckpoint, path: Path, out: Path, edit: Edit, step: Ste
             file.write(raw(values[name][1]))
 
     if path.is_file():
-        with new_file(out) as file:
+        with _refused_if_taken(out), new_file(out) as file:
             write(last, file)
         return
-    with new_folder(out, durable=True) as folder:
+    with _refused_if_taken(out), new_folder(out, durable=True) as folder:
         for file in others:
             place = folder / file.relative_to(path)
             place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, place)
+            shutil.copy(file, place)
+        for name, content in files.items():
+            if content is None:
+                (folder / name).unlink()
+            else:
+                (folder / name).write_bytes(content)
         for part in source.files:
             with (folder / part.name).open("wb") as file:
                 write(part, file)
@@ -195,6 +204,17 @@ def rewrite(source: FileCheckpoint, path: Path, out: Path, edit: Edit, step: Ste
             metadata = index["metadata"] if isinstance(index.get("metadata"), dict) else {}
             index["metadata"] = {**metadata, "total_size": sum(i.bytes for i in kept.values())}
             write_json(folder / INDEX_FILE, index)
+
+
+@contextmanager
+def _refused_if_taken(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileExistsError as error:
+        raise PatchError(
+            f"{out} was made by another process meanwhile: it is as they made it, and nothing was"
+            " written; give the path of a new file or folder"
+        ) from error
 
 
 def _others(path: Path) -> list[Path]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mirrorhead._checks import check_integer, check_seed
 from mirrorhead._files import sha256_of, write_atomically
-from mirrorhead.patches import export, overlay, selection
+from mirrorhead.patches import export, in_place, model_config, overlay, selection
 from mirrorhead.patches.checkpoints import (
     Checkpoint,
     FileCheckpoint,
@@ -26,6 +26,7 @@ from mirrorhead.patches.checkpoints import (
     Target,
     bits,
     check_room,
+    has_nan,
     open_checkpoint,
     raw,
 )
@@ -47,6 +48,8 @@ class Patch:
     Attributes:
         tensors: name -> `TensorPatch`, for each tensor that the patch changes.
         weights: number of floating-point weights of the base.
+        config: entries that `apply` writes into the config.json of a folder: a classifier's labels,
+            and which pooling its head needs. Empty if `tuned` was not a folder that has them.
 
     >>> base = torch.nn.Linear(3, 2)
     >>> tuned = {name: tensor.clone() for name, tensor in base.state_dict().items()}
@@ -62,6 +65,7 @@ class Patch:
 
     tensors: dict[str, TensorPatch]
     weights: int
+    config: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def between(
@@ -139,7 +143,8 @@ class Patch:
             )
         own = [info for name, info in old.infos.items() if name not in old.aliases]
         weights = sum(info.size for info in own if info.floating)
-        patch = cls(dict(sorted(tensors.items())), weights)
+        config = model_config.found(base, tuned)
+        patch = cls(dict(sorted(tensors.items())), weights, config)
         if limit is not None:
             patch = patch._within(limit, found)
         patch = patch._hashed(old, step)
@@ -156,14 +161,16 @@ class Patch:
 
         Args:
             file: the path, in a folder that exists; by convention it ends with .safetensors. A
-                file that is there is overwritten if it is a patch, and refused otherwise.
+                file that is there is overwritten if it is a patch, and refused otherwise; its
+                mode stays, and of a symbolic link the target is written.
             originals: also store the base's values, so that `revert` needs no base. Without them
                 the file is little more than half as large.
         """
-        check_destination(Path(file))
-        data = encode(self.tensors, self.weights, originals)
-        check_room(Path(file).parent, len(data))
-        write_atomically(Path(file), data)
+        place = Path(os.path.realpath(file))
+        check_destination(place)
+        data = encode(self.tensors, self.weights, self.config, originals)
+        check_room(place.parent, len(data))
+        write_atomically(place, data)
 
     def apply(
         self, target: Target, out: str | Path | None = None, *, progress: Progress | None = None
@@ -173,8 +180,13 @@ class Patch:
         A model or state dict is changed in place, all or nothing. A file or folder is copied to
         `out`, which must not exist. Tensors that the base does not have are added to state dicts
         and files; a model must have them already, with any values.
+
+        A model that other threads compute with must not be changed under them: a forward pass
+        would see some tensors before the patch and some after it. Hold a lock around both, or patch
+        a copy of the model and give that to the threads; docs/patches.md shows both ways.
         """
         source, tensors, report = self._opened(target, out, progress)
+        files = model_config.applied(target, self.config)
         overlay.check_applicable(source, tensors, report.add)
         # Tensors that are new to the base cannot be added to a model, nor replace others.
         for name in (name for name, patch in self.tensors.items() if patch.added):
@@ -184,7 +196,7 @@ class Patch:
                 raise PatchError(f"{source.label} has a tensor {name!r}, which the patch adds")
         values = {name: (patch.index, patch.values) for name, patch in tensors.items()}
         new = {name: patch.info for name, patch in tensors.items() if patch.added}
-        _write(target, source, out, Edit(values, new, ()), report)
+        _write(target, source, out, Edit(values, new, (), files), report)
 
     def revert(
         self, target: Target, out: str | Path | None = None, *, progress: Progress | None = None
@@ -195,12 +207,14 @@ class Patch:
         the patch's values; a model keeps them as they are. `out` is as in `apply`.
         """
         source, tensors, report = self._opened(target, out, progress)
+        files = model_config.reverted(target, self.config)
         old = {name: patch for name, patch in tensors.items() if not patch.added}
         if isinstance(target, nn.Module):
             tensors = old
         overlay.check_revertible(source, tensors, report.add)
         values = {name: (patch.index, patch.before()) for name, patch in old.items()}
-        _write(target, source, out, Edit(values, {}, tensors.keys() - old.keys()), report)
+        removed = tensors.keys() - old.keys()
+        _write(target, source, out, Edit(values, {}, removed, files), report)
 
     def verify(self, target: Source, *, progress: Progress | None = None) -> None:
         """Check that each tensor that the patch touches has the bits that the patch gives."""
@@ -238,17 +252,21 @@ class Patch:
             if not isinstance(patch, Patch):
                 given = type(patch).__name__
                 raise TypeError(f"patches must be Patch objects, as of Patch.load, got a {given}")
-        found = cls(*merged(patches, method))
+        configs = [patch.config for patch in patches if patch.config]
+        same = bool(configs) and all(config == configs[0] for config in configs)
+        found = cls(*merged(patches, method), configs[0] if same else {})
         return found if base is None else found._hashed(found._base(base), lambda name: None)
 
     def without(self, *patterns: str) -> Patch:
         """Return the patch without the tensors whose names match one of the patterns.
 
         A pattern may match none: a patch does not know the tensors that it leaves as they are.
+        With a tensor that is new to the base, such as a head, its labels are left out too.
         """
         selection.as_patterns("without", patterns)
         kept = {n: patch for n, patch in self.tensors.items() if not matches(n, patterns)}
-        return replace(self, tensors=kept)
+        headless = any(patch.added for name, patch in self.tensors.items() if name not in kept)
+        return replace(self, tensors=kept, config={} if headless else self.config)
 
     def with_originals(self, base: Source) -> Patch:
         """Return the patch with the base's values, which `revert` and `merge` need."""
@@ -274,7 +292,7 @@ class Patch:
     @cached_property
     def bytes(self) -> int:
         """Size of the file that `save` writes."""
-        return len(encode(self.tensors, self.weights, originals=True))
+        return len(encode(self.tensors, self.weights, self.config, originals=True))
 
     def largest(self, count: int = 10) -> list[tuple[str, tuple[int, ...], float, float]]:
         """The largest changes: tensor, position, value before, value after."""
@@ -339,14 +357,14 @@ class Patch:
                 "a file or folder needs `out`, the path of the copy to write; a model or a state"
                 " dict is changed in place and has none"
             )
-        if out is not None and Path(out).exists():
+        if out is not None and os.path.lexists(out):
             raise PatchError(f"{out} exists; give the path of a new file or folder")
         tensors = overlay.by_target_name(source, self.tensors)
         if isinstance(source, MemoryCheckpoint):
             if not isinstance(target, nn.Module | MutableMapping):
                 raise TypeError(f"a {type(target).__name__} cannot be changed in place")
             if isinstance(target, nn.Module):
-                _check_memory(target, source, tensors)
+                in_place.check_memory(target, source, tensors)
         return source, tensors, _reading(progress, source, tensors, passes=2 if out else 1)
 
     def _base(self, base: Source) -> Checkpoint:
@@ -429,7 +447,7 @@ def _whole_tensors(
             found[name] = TensorPatch(base.infos[name], None, after, before, _NO_HASH, _NO_HASH)
     for name in added:
         values = tuned.read(name)
-        if values.is_floating_point() and bool(values.float().isnan().any()):
+        if has_nan(values):
             raise PatchError(f"{tuned.label}: tensor {name!r} contains NaN")
         found[name] = TensorPatch(tuned.infos[name], None, values, None, None, _NO_HASH)
     return found
@@ -442,60 +460,14 @@ def _share_memory(base: Checkpoint, tuned: Checkpoint, names: Iterable[str]) -> 
     return bool(pairs) and all(one.data_ptr() == other.data_ptr() for one, other in pairs)
 
 
-def _check_memory(model: nn.Module, state: MemoryCheckpoint, names: Iterable[str]) -> None:
-    """Refuse a model whose state_dict() is a copy: what is written there would be lost."""
-    own = {_memory_of(tensor) for tensor in (*model.parameters(), *model.buffers())}
-    for name in names:
-        tensor = state.tensors.get(name)
-        if tensor is not None and tensor.numel() and _memory_of(tensor) not in own:
-            raise PatchError(
-                f"the model's state_dict() gives a copy of {name!r}: apply the patch to the state"
-                " dict and load that"
-            )
-
-
 def _write(target: Any, source: Checkpoint, out: Any, edit: Edit, report: Reading) -> None:
     """Change a copy of files, or tensors in memory: all, or none if anything fails."""
     if isinstance(source, FileCheckpoint):
         overlay.rewrite(source, Path(target), Path(out), edit, report.add)
     else:
         assert isinstance(source, MemoryCheckpoint)
-        _write_in_place(target, source.tensors, edit)
-        if isinstance(target, MutableMapping):
-            for name in edit.removed:
-                target.pop(name, None)
+        in_place.stage(target, source, edit).commit()
     report.finish()
-
-
-def _write_in_place(target: Any, tensors: Mapping[str, Tensor], edit: Edit) -> None:
-    values = edit.values
-    done: list[tuple[Tensor, Tensor | None, Tensor]] = []  # tensor, positions, values before
-    new: list[str] = []
-    try:
-        for name, (index, after) in values.items():
-            if name in tensors:
-                # From memory, not from the patch: tensors that overlap are undone rightly too.
-                done.append((tensors[name], index, _picked(tensors[name], index)))
-                _put(tensors[name], index, after)
-            else:
-                new.append(name)
-                target[name] = after.reshape(edit.added[name].shape).clone()
-        # Where tensors overlap in memory, what was written first may be overwritten.
-        users = Counter(_memory_of(tensor) for tensor, _, _ in done)
-        for name in values.keys() & tensors.keys():
-            tensor, (index, after) = tensors[name], values[name]
-            shared = 0 in tensor.stride() or users[_memory_of(tensor)] > 1
-            if shared and not torch.equal(bits(_picked(tensor, index).cpu()), bits(after)):
-                raise PatchError(
-                    "the target's tensors overlap in memory and cannot all hold their values: copy"
-                    " them first"
-                )
-    except BaseException:
-        for tensor, index, before in reversed(done):
-            _put(tensor, index, before)
-        for name in new:
-            target.pop(name, None)
-        raise
 
 
 def _name_in(source: Checkpoint, name: str, patch: TensorPatch) -> str:
@@ -507,27 +479,6 @@ def _moved(values: Tensor, originals: Tensor) -> Tensor:
     """How far each weight moved; 0 for an infinity that stays."""
     moved = (values.double() - originals.double()).abs()
     return moved.masked_fill(bits(values) == bits(originals), 0)
-
-
-def _memory_of(tensor: Tensor) -> tuple[torch.device, int]:
-    """Which memory a tensor, or the tensor that it is a view of, lies in."""
-    return tensor.device, tensor.untyped_storage().data_ptr()
-
-
-def _places(tensor: Tensor, index: Tensor) -> tuple[Tensor, ...]:
-    return torch.unravel_index(index.to(tensor.device), tensor.shape)
-
-
-def _picked(tensor: Tensor, index: Tensor | None) -> Tensor:
-    return tensor.reshape(-1).clone() if index is None else tensor[_places(tensor, index)]
-
-
-def _put(tensor: Tensor, index: Tensor | None, values: Tensor) -> None:
-    with torch.no_grad():
-        if index is None:
-            tensor.copy_(values.reshape(tensor.shape))
-        else:
-            tensor[_places(tensor, index)] = values.to(tensor.device)
 
 
 def _layer(name: str) -> str:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from mirrorhead._checks import is_number
-from mirrorhead.patches.checkpoints import Checkpoint, PatchError, bits, refuse, wide
+from mirrorhead.patches.checkpoints import Checkpoint, PatchError, bits, has_nan, refuse
 
 #: Called with (bytes done, bytes in all).
 Progress = Callable[[int, int], None]
@@ -96,14 +96,17 @@ def common_names(
 
 
 def changes_of(base: Checkpoint, tuned: Checkpoint, name: str) -> Iterator[Changes]:
-    """Every weight of a tensor whose bits differ, in pieces; NaN and new infinities are refused."""
+    """Every weight of a tensor whose bits differ, in pieces.
+
+    Changes to or from NaN or infinity are refused; what stays may be either.
+    """
     both = zip(base.pieces(name), tuned.pieces(name), strict=True)
     for (start, before), (_, after) in both:
-        for checkpoint, piece in ((base, before), (tuned, after)):
-            if piece.is_floating_point() and bool(torch.isnan(wide(piece)).any()):
-                raise PatchError(f"{checkpoint.label}: tensor {name!r} contains NaN")
         local = (bits(before) != bits(after)).nonzero().flatten()
         old, new = before[local], after[local]
+        for checkpoint, part in ((base, old), (tuned, new)):
+            if has_nan(part):
+                raise PatchError(f"{checkpoint.label}: tensor {name!r} contains NaN that changes")
         moved = (new.double() - old.double()).abs()
         if not bool(torch.isfinite(moved).all()):
             raise PatchError(f"tensor {name!r} changes to or from infinity")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import re
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path as File
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mirrorhead._files import remove_leftovers, sha256_of, write_atomically
+from mirrorhead._files import remove_leftovers_of, sha256_of, write_atomically
 
 VERSION = 1
 
@@ -60,7 +59,7 @@ def load_checkpoint(file: File, key: str, start: Progress, weights: Tensors) -> 
     loop trusts the shapes. Nobody is told to delete it: it may be a file of their own.
     """
     # Temporary files of this checkpoint, which a killed process could not remove.
-    remove_leftovers(file.parent, re.escape(file.name))
+    remove_leftovers_of(file)
     if not os.path.exists(file):
         return None
     with open(file, "rb") as stream:

@@ -14,6 +14,7 @@ from typing import Any
 
 from mirrorhead._version import __version__
 from mirrorhead_lab.cli.attention import Attention
+from mirrorhead_lab.cli.classify import Classify
 from mirrorhead_lab.cli.collect import Collect
 from mirrorhead_lab.cli.evaluate import Evaluate
 from mirrorhead_lab.cli.margins import Margins
@@ -39,6 +40,7 @@ COMMANDS = {
     "report": Report,
     "tune": Tune,
     "patch": Patch,
+    "classify": Classify,
     "playground": Playground,
 }
 

@@ -117,6 +117,8 @@ class Info:
         if self.json:
             return _print_json(_summary(patch, self.patch, self.largest))
         print(patch)
+        if labels := patch.config.get("id2label"):
+            print(f"  labels: {', '.join(labels[str(i)] for i in range(len(labels)))}")
         for name, place, before, after in patch.largest(self.largest):
             print(f"  {name}[{', '.join(map(str, place))}]: {before:.6g} -> {after:.6g}")
         return 0
@@ -219,6 +221,7 @@ def _summary(patch: mh.Patch, file: Path, largest: int = 10) -> dict[str, Any]:
         "weights": patch.weights,
         "changed": patch.count,
         "density": patch.density(),
+        "config": patch.config,
         "tensors": {
             name: {
                 "dtype": part.info.dtype,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +71,7 @@ class Tune:
             return self._tune()
 
     def _tune(self) -> int:
+        from mirrorhead.patches.model_config import classifier_config
         from mirrorhead_lab.models.pretrained import PretrainedClassifier, default_encoder
         from mirrorhead_lab.training.run_folder import locked_folder
         from mirrorhead_lab.training.tuning import TuneSets, TuneSettings
@@ -88,7 +90,9 @@ class Tune:
         about |= {"content of the data": task.fingerprint(), "content of the base": _sha256(base)}
         if _finished(folder, about):
             return self._show(folder, base)
+        config = classifier_config(task.classes, settings.max_length)
         model = PretrainedClassifier(base, len(task.classes))
+        model.config = config
         weights = sum(matrix.numel() for matrix in model.train_matrices().values())
         sets = TuneSets.of(task, base, settings)
         longest = max(part.longest() for part in (sets.train, sets.validation, sets.test))
@@ -113,6 +117,7 @@ class Tune:
         """Train, score patches of every size, and write all of it to the run's folder."""
         from safetensors.torch import save
 
+        from mirrorhead.patches.model_config import KEY
         from mirrorhead_lab.runtime.progress import ProgressBars
         from mirrorhead_lab.training.checkpoints import checkpoints
         from mirrorhead_lab.training.tuning import SHARES, fine_tune, patch_of, size_table
@@ -134,7 +139,9 @@ class Tune:
         patch = patch_of(model, tuned, max(1, round(self.keep * weights)))
         chosen = next(row for row in rows if row.share == self.keep)
         patch.save(folder / PATCH)
-        write_atomically(folder / TUNED, save({n: t.contiguous() for n, t in tuned.items()}))
+        about = {KEY: json.dumps(model.config)}
+        tensors = {name: tensor.contiguous() for name, tensor in tuned.items()}
+        write_atomically(folder / TUNED, save(tensors, about))
         content = {
             "weights": weights,
             "table": [dataclasses.asdict(row) for row in rows],
@@ -153,8 +160,6 @@ class Tune:
 
         content = read_json(folder / TABLE, dict[str, Any])
         if self.json:
-            import json
-
             print(json.dumps({"run": str(folder), **content}, indent=1))
             return 0
         _print_table(
@@ -162,6 +167,7 @@ class Tune:
         )
         print(f"patch: {folder / PATCH}")
         print(f"apply: mirrorhead patch apply {base} {folder / PATCH} -o TUNED")
+        print('classify: mirrorhead classify TUNED "a text" "another"')
         how = f"--count WEIGHTS --whole '{HEAD}' -o FILE"
         print(f"another size: mirrorhead patch make {base} {folder / TUNED} {how}")
         return 0

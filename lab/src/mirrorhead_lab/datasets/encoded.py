@@ -140,7 +140,7 @@ def encode(texts: Texts, tokenizer: Tokenizer, cache: str | Path | None = None) 
     key = sha256_of(about, texts.labels.astype("<i8").tobytes(), *parts)[:32]
     folder = (cache_root() / "encoded" if cache is None else Path(cache)) / key
     if not folder.is_dir():
-        with new_folder(folder) as fresh:
+        with new_folder(folder, shared=True) as fresh:
             _write(texts, tokenizer, key, fresh)
     return _open(folder, key)
 

@@ -160,7 +160,7 @@ def fetch_source(source: Source, root: Path, *, pause: float = 1.0) -> Path:
             if files[0].name.endswith(".tar.gz"):
                 extract(files[0], path)
             else:
-                with new_folder(path) as fresh:
+                with new_folder(path, shared=True) as fresh:
                     for file in files:
                         shutil.copyfile(file, fresh / file.name)
             shutil.rmtree(waiting, ignore_errors=True)
@@ -208,7 +208,7 @@ def extract(archive: Path, folder: Path) -> Path:
     Only plain files and folders below that name are taken. A link, a device, an absolute
     path or one with "..", and an archive that is cut short are errors.
     """
-    with new_folder(folder) as fresh:
+    with new_folder(folder, shared=True) as fresh:
         room = MOST_BYTES
         try:
             with tarfile.open(archive) as tar:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from mirrorhead.patches.checkpoints import FileCheckpoint, checkpoint_files
+from mirrorhead.patches.model_config import HEAD as CONFIG_ENTRY
+from mirrorhead.patches.model_config import checked, read_config
 
 HEAD = "head.*"
 
@@ -54,11 +57,13 @@ class PretrainedClassifier(nn.Module):
     """A Hugging Face encoder, the mean over its tokens, and a linear head.
 
     `folder` has the encoder, with safetensors weights; `base` has their tensors by their names.
+    `config` is what a patch of the model writes into config.json.
     """
 
     def __init__(self, folder: Path, classes: int) -> None:
         super().__init__()
         self.folder = folder
+        self.config: dict[str, Any] = {}
         files = FileCheckpoint(checkpoint_files(folder), str(folder))
         self.base = {n: files.read(n).view(info.shape) for n, info in files.infos.items()}
         self.encoder: Any = load_encoder(folder)
@@ -154,15 +159,51 @@ class Tokens:
 
 
 @torch.inference_mode()
-def accuracy(model: PretrainedClassifier, tokens: Tokens, size: int = 128) -> float:
-    """Share of the texts that the model classifies right."""
+def logits(model: PretrainedClassifier, tokens: Tokens, size: int = 128) -> Tensor:
+    """Return the logits of all texts, (n, classes)."""
     model.eval()
     order = sorted(range(len(tokens)), key=lambda i: len(tokens.rows[i]))
-    right = 0
+    found = torch.zeros(len(tokens), model.head.out_features)
     for start in range(0, len(order), size):
-        ids, mask, labels = tokens.batch(order[start : start + size])
-        right += int((model(ids, mask).argmax(1) == labels).sum())
-    return right / len(order)
+        places = order[start : start + size]
+        ids, mask, _ = tokens.batch(places)
+        found[places] = model(ids, mask)
+    return found
+
+
+def accuracy(model: PretrainedClassifier, tokens: Tokens) -> float:
+    """Share of the texts that the model classifies right."""
+    return int((logits(model, tokens).argmax(1) == tokens.labels).sum()) / len(tokens)
+
+
+def load_classifier(folder: Path) -> PretrainedClassifier:
+    """Load a fine-tuned classifier: a base with a patch of `tune` applied to it."""
+    if not folder.is_dir():
+        raise PretrainedError(f"{folder} is not a folder: apply the patch to the base's folder")
+    config = read_config(folder)
+    own = {key: config[key] for key in ("id2label", "label2id", CONFIG_ENTRY) if key in config}
+    if len(own) < 3:
+        raise PretrainedError(
+            f"{folder}/config.json does not say which labels and pooling the head has: make the"
+            " folder with `mirrorhead patch apply` and a patch of `mirrorhead tune`"
+        )
+    try:
+        own = checked(own)
+    except ValueError as error:
+        raise PretrainedError(f"{folder}/config.json: {error}") from error
+    with _quiet():  # transformers does not know the head and would report it as unexpected
+        model = PretrainedClassifier(folder, len(own["id2label"]))
+    model.config = own
+    head = {part: model.base.get(own[CONFIG_ENTRY][part]) for part in ("weight", "bias")}
+    for part, tensor in model.head.state_dict().items():
+        there = head[part]
+        if there is None or there.shape != tensor.shape:
+            raise PretrainedError(
+                f"{folder} has no head for its {len(own['id2label'])} labels: tensor"
+                f" {own[CONFIG_ENTRY][part]!r} is missing or has another shape"
+            )
+    model.head.load_state_dict(head)
+    return model
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -193,6 +234,22 @@ def load_encoder(folder: Path) -> Any:
         raise PretrainedError(
             f"{folder} cannot be read as a Hugging Face model: {error}"
         ) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep warnings of transformers from being printed."""
+    try:
+        from transformers.utils import logging
+    except ImportError:  # `load_encoder` says what to install
+        yield
+        return
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def _file_names(encoder: nn.Module, base: dict[str, Tensor]) -> dict[str, str]:

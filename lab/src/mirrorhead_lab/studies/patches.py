@@ -221,7 +221,7 @@ def run(
         patch.apply(patched)
         model.load_tuned(patched)
         scored[name] = accuracy(model, tokens)
-        stored = encode(patch.without("head.*").tensors, patch.weights, originals=False)
+        stored = encode(patch.without("head.*").tensors, patch.weights, {}, originals=False)
         bytes_[name], compressed[name] = len(stored), len(zlib.compress(stored, 9))
     if how.trains == "lora":
         rank, matrices = int(trial.setting["rank"]), model.train_matrices().values()

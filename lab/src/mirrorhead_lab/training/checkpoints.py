@@ -66,7 +66,7 @@ def save_checkpoint(
     tensors, options = _optimizer_parts(model, optimizer)
     if not write:
         return
-    with new_folder(folder / f"step-{step:08d}", durable=True) as fresh:
+    with new_folder(folder / f"step-{step:08d}", durable=True, shared=True) as fresh:
         try:
             save_file(weights, fresh / MODEL)
             save_file(tensors, fresh / OPTIMIZER)

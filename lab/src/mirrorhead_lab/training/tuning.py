@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -202,8 +202,9 @@ class SizeRow:
 
 
 def patch_of(model: PretrainedClassifier, tuned: dict[str, Tensor], count: int | None) -> Patch:
-    """The patch with the `count` largest changes (None: all), and the head."""
-    return Patch.between(model.base, tuned, count=count, whole=HEAD)
+    """The patch with the `count` largest changes (None: all), the head, and its labels."""
+    patch = Patch.between(model.base, tuned, count=count, whole=HEAD)
+    return replace(patch, config=model.config)
 
 
 def size_table(
