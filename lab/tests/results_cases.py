@@ -121,11 +121,13 @@ def _milestones(accuracy: float, rng: np.random.Generator) -> dict[str, Any]:
 
 
 def _weights(level: Level, rng: np.random.Generator) -> dict[str, Any]:
-    values = rng.laplace(scale=1 - level.sparsity, size=4_000)
-    largest = float(abs(values).max())
-    counts, edges = np.histogram(values, bins=60, range=(-largest, largest))
+    drawn = rng.laplace(size=4_000)
+    large = level.large + int(rng.integers(-5, 6))
+    values = 0.05 * np.sign(drawn)
+    values[abs(drawn).argsort()[-large:]] *= 10
+    counts, edges = np.histogram(values, bins=60, range=(-0.5, 0.5))
     return {
-        "large": level.large + int(rng.integers(-5, 6)),
+        "large": large,
         "gini": _near(level.sparsity, rng),
         "hoyer": _near(level.sparsity, rng),
         "histogram": {"edges": edges.tolist(), "counts": counts.tolist()},

@@ -85,8 +85,8 @@ def test_the_terminal_shows_heads_and_what_is_most(here: Path, capsys: Any) -> N
         (["run", "dull", "--rollout", "--head", "0"], "leave out --layer and --head"),
         (["data", "dull"], "data has no preset.json"),
         (["vit", "dull"], "vit is a run on cifar10, which has no texts"),
-        (["run", "dull", "--data", "nowhere"], "there is no folder nowhere/bert-uncased. Put"),
-        (["run", "dull", "--html", "/dev/null/x"], "/dev/null: Not a directory"),
+        (["run", "dull", "--data", "nowhere"], "there is no folder bert-uncased in nowhere. To"),
+        (["run", "dull", "--html", "/dev/null/x"], "--html /dev/null/x: there is no folder"),
     ],
 )
 def test_wrong_use_is_told(here: Path, capsys: Any, arguments: list[str], says: str) -> None:

@@ -19,13 +19,12 @@ from typing import Any, Literal
 
 import pytest
 import torch
-import tyro
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request
 
 import mirrorhead
 from data_slices import make_bert, make_cad, make_eraser, make_imdb
-from mirrorhead_lab.cli.main import COMMANDS
+from mirrorhead_lab.cli.main import COMMANDS, parse
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -106,6 +105,28 @@ def slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
+#: Pages on which every printed line is said in a comment, `# prints ...`.
+TOLD = ("README.md", "tutorial.md")
+
+
+def agrees(said: str, printed: str) -> bool:
+    """Whether a line is what the page says: the same words, and numbers within 10 %.
+
+    Processors round differently. "..." at the end stands for any text.
+
+    >>> agrees("0.87, 80 weights", "0.86, 79 weights"), agrees("0.87", "0.67"), agrees("a", "b")
+    (True, False, False)
+    >>> agrees("gap up to ...", "gap up to 1.9e-11")
+    True
+    """
+    if said.endswith("..."):
+        said, printed = said[:-3], printed[: len(said) - 3]
+    numbers = ([float(n) for n in NUMBER.findall(text)] for text in (said, printed))
+    words = {NUMBER.sub("#", text) for text in (said, printed)}
+    return len(words) == 1 and next(numbers) == pytest.approx(next(numbers), rel=0.1)
+
+
 WITH_CODE = [page for page in PAGES if blocks(page, "python")]
 
 
@@ -119,8 +140,47 @@ def test_python_on_the_page_runs(page: Path, slices: None) -> None:
         block = LOADERS.sub(_partial, block)
         for text, smaller in SMALLER.items():
             block = block.replace(text, smaller)
-        with contextlib.redirect_stdout(io.StringIO()):
-            exec(compile(block, f"{page.name}, block {number}", "exec"), names)
+        printed = run_block(block, f"{page.name}, block {number}", names)
+        said = re.findall(r"# prints (.*)$", block, flags=re.M)
+        if said or page.name in TOLD:
+            assert len(said) == len(printed), printed
+            for line, one in zip(said, printed, strict=True):
+                assert agrees(line, one), f"the page says {line}, it prints {one}"
+
+
+def run_block(block: str, name: str, names: dict[str, Any]) -> list[str]:
+    """Run a block of a page with these names, and return the lines that it prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        exec(compile(block, name, "exec"), names)
+    return out.getvalue().splitlines()
+
+
+def test_a_comment_on_a_page_must_agree_with_what_is_printed() -> None:
+    assert agrees("0.87, 80 weights", "0.86, 79 weights") and not agrees("0.87", "0.67")
+    assert agrees("gap up to ...", "gap up to 1.9e-11") and not agrees("gap of ...", "gap up to 1")
+    assert not agrees("80 weights", "80 tokens") and not agrees("1 2", "1")
+
+
+@pytest.mark.slow
+def test_the_tutorial_shows_its_effect_whatever_the_seed() -> None:
+    """Fewer weights and a higher accuracy with p = 1.1, within the ranges that the page says."""
+    page = DOCS / "tutorial.md"
+    text = " ".join(page.read_text().split())
+    said = re.search(r"for every seed that we tried \(0 to 11\): (.*?)\. Not every", text)
+    assert said is not None
+    numbers = NUMBER.findall(re.sub(r"p = \S+", "", said[1]))
+    ranges = [float(number) for number in numbers]
+    assert len(ranges) == 8
+    for seed in range(12):
+        names: dict[str, Any] = {}
+        data, *blocks_of_training = blocks(page, "python")[:3]
+        run_block(data.replace("manual_seed(0)", f"manual_seed({seed})"), "data", names)
+        lines = [run_block(block, "training", names) for block in blocks_of_training][-1]
+        found = [[float(number) for number in NUMBER.findall(line)] for line in lines]
+        for (share, count), (low, high, few, many) in zip(
+            found, (ranges[:4], ranges[4:]), strict=True
+        ):
+            assert low - 1 <= 100 * share <= high + 1 and few - 1 <= count <= many + 1, seed
 
 
 def command_lines(page: Path) -> list[list[str]]:
@@ -137,7 +197,7 @@ def command_lines(page: Path) -> list[list[str]]:
 def exit_code(arguments: list[str]) -> Any:
     """Parse a command line of `mirrorhead` without running it; 0 if it can be parsed."""
     try:
-        tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="mirrorhead", args=arguments)
+        parse(COMMANDS, "mirrorhead", None, arguments)
     except SystemExit as end:
         return end.code
     return 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,6 +15,8 @@ import numpy as np
 import pytest
 
 from data_slices import FileServer, make_imdb, serving, tar_of
+from mirrorhead_lab.cli.download import Download
+from mirrorhead_lab.cli.main import COMMANDS, main, parse
 from mirrorhead_lab.datasets import DataError, sources
 from mirrorhead_lab.datasets.reviews import load_imdb
 from mirrorhead_lab.datasets.sources import (
@@ -24,6 +28,7 @@ from mirrorhead_lab.datasets.sources import (
     fetch_source,
     locate,
 )
+from run_cases import make_text_run, make_text_sweep, make_vit_run
 
 CONTENT = np.random.default_rng(0).bytes(600_000)
 
@@ -226,8 +231,8 @@ def test_missing_data_says_what_to_do(tmp_path: Path) -> None:
     for name, source in SOURCES.items():
         with pytest.raises(DataError, match="MIRRORHEAD_DATA") as caught:
             locate(name, tmp_path)
-        assert source.remotes[0].url in str(caught.value)
-        assert f'download("{name}")' in str(caught.value)
+        assert f"{name}: there is no folder {source.folder} in {tmp_path}" in str(caught.value)
+        assert f": mirrorhead download {name} --data {tmp_path} (" in str(caught.value)
     with pytest.raises(ValueError, match=r"one of imdb.*got 'mnist'"):
         locate("mnist", tmp_path)
 
@@ -242,3 +247,55 @@ def test_the_root_is_argument_then_variable_then_cache(
     monkeypatch.delenv("MIRRORHEAD_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "c"))
     assert data_root() == tmp_path / "c" / "mirrorhead" / "data"
+
+
+@pytest.mark.parametrize(
+    ("line", "sets"),
+    [
+        ("train imdb", "imdb cad bert"),
+        ("train cifar10", "cifar10"),
+        ("sweep imdb", "imdb cad bert"),
+        ("study language-model", "imdb"),
+        ("tune trec --base base", "sentences"),
+        ("evaluate text", "imdb bert eraser cad"),
+        ("evaluate text --on eraser --on cad", "eraser bert cad"),
+        ("evaluate vit", "cifar10"),
+        ("collect sweep --out found.json", "imdb bert eraser cad"),
+        ("attention text dull", "bert"),
+        ("margins text", "imdb cad bert"),
+        ("margins text --texts own.txt", "bert"),
+    ],
+)
+def test_missing_data_are_named_at_once_with_what_to_type(
+    line: str, sets: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    make_text_run(tmp_path / "text")
+    make_vit_run(tmp_path / "vit")
+    make_text_sweep(tmp_path / "sweep")
+    assert main([*line.split(), "--data", "my data"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("mirrorhead: ") and told.count("\n") == 1
+    [typed] = re.findall(r": (mirrorhead download .*?) \(", told)
+    name, *words = shlex.split(typed)
+    *words, data = words
+    assert words == ["download", *sets.split(), "--data"]
+    assert Path(data).resolve() == tmp_path / "my data"
+    assert "--download" in told and "MIRRORHEAD_DATA" in told
+    assert isinstance(parse(COMMANDS, name, None, [*words, data]), Download)
+
+
+def test_the_command_fetches_each_set_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(FileServer(CONTENT, "vocab.txt")) as server:
+        monkeypatch.setitem(SOURCES, "bert", Source("bert", "bert-uncased", (server.remote,)))
+        words = ["download", "bert", "bert", "--data", str(tmp_path)]
+        assert main(words) == main(words) == 0
+        assert server.asked == [None]
+    path = tmp_path / "bert-uncased"
+    assert (path / server.remote.name).read_bytes() == CONTENT
+    assert capsys.readouterr().out == f"bert: {path}\n" * 2
+    assert main(["download"]) == 2
+    assert "give at least one of imdb, cifar10" in capsys.readouterr().err

@@ -54,7 +54,7 @@ def test_parts_are_chosen(slices: Path, capsys: Any) -> None:
     [
         ("evaluate nothing", "nothing has no preset.json"),
         ("evaluate vit --on cad", "for a run on cifar10, got cad"),
-        ("evaluate text --on cad --data nowhere", "there is no folder nowhere/cad-imdb. Put"),
+        ("evaluate text --on cad --data nowhere", "cad, bert: there are no folders cad-imdb, "),
         ("evaluate text", "The folder is not complete"),
         ("collect nothing --out x.json", "has no sweep-"),
         ("collect text --out x.json --jobs 0", "--jobs must be at least 1, got 0"),

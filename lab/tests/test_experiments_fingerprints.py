@@ -36,7 +36,7 @@ def fresh() -> dict[str, str]:
     for cached in (fingerprints._hash, fingerprints._imports, fingerprints._file):
         cached.cache_clear()
     module: ModuleType = importlib.reload(importlib.import_module("experiment_of_mine"))
-    return code_of(module.run, (module.draw,))
+    return code_of(module.run, ("draw",))
 
 
 def test_an_edit_changes_the_part_it_belongs_to(mine: Path) -> None:

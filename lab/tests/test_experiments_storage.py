@@ -57,7 +57,7 @@ def test_a_folder_of_other_settings_is_not_touched(tmp_path: Path) -> None:
     assert "another --out" in message and str(tmp_path / "toy") in message
     with pytest.MonkeyPatch.context() as patch:
         edited = {
-            **storage.code_of(TOY.run, (TOY.draw, TOY.verdict)),
+            **storage.code_of(TOY.run, storage.PRESENTING),
             "mirrorhead.problem": "edited",
         }
         patch.setattr(storage, "code_of", lambda *_: edited)

@@ -208,7 +208,7 @@ def test_bad_requests_are_refused_before_anything_is_computed(slices: Path, tmp_
     with pytest.raises(UserError, match="weights, pruned, entropy for a run on cifar10, got cad"):
         measured(vit, slices, "weights", "cad")
     told: list[str] = []
-    with pytest.raises(DataError, match="there is no folder"):
+    with pytest.raises(DataError, match="eraser, bert: there are no folders"):
         measured(text, tmp_path / "nowhere", "weights", "eraser", told=told)
     assert told == [] and not (text / "measures.json").exists()
 

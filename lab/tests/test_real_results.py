@@ -17,6 +17,7 @@ from mirrorhead_lab.evaluation.results import (
     Histogram,
     load_results,
 )
+from mirrorhead_lab.evaluation.sparsity import large_from
 from mirrorhead_lab.findings.statistics import Difference, outcome, welch
 from mirrorhead_lab.report.real_data import part
 from mirrorhead_lab.report.real_data.figures import drawings, sizes
@@ -25,6 +26,8 @@ from mirrorhead_lab.runtime.errors import RunError
 from mirrorhead_lab.studies.claims import CLAIMS, claims_of, judge_claim, judge_study
 from results_cases import Level, made_up, write
 
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results"
 IMDB = made_up("imdb")
 
 
@@ -64,6 +67,7 @@ def test_outcomes_at_the_edges() -> None:
 LOW, MIDDLE, HIGH = Level(accuracy=0.83), Level(accuracy=0.84), Level(accuracy=0.86)
 SPARSE, DENSE = Level(large=800, sparsity=0.6), Level(large=1200, sparsity=0.4)
 FIRM = Level(falls=0.01)
+FIGURE_11 = next(claim for claim in CLAIMS if claim.name == "figure-11")
 P11, P15, P2, P3 = "MD p=1.1", "MD p=1.5", "MD p=2", "MD p=3"
 SGD, ADAM11, ADAM15, ADAMW = "SGD, momentum", "MirrorAdam p=1.1", "MirrorAdam p=1.5", "AdamW"
 
@@ -117,7 +121,12 @@ def test_each_claim_can_come_out_each_way(
     [
         (HIGH, HIGH, "holds", "Stopped early: "),
         (LOW, HIGH, "holds with a remark", "As claimed at the end of training only."),
-        (HIGH, LOW, "not seen at this scale", "It was trained as the paper does"),
+        (
+            HIGH,
+            LOW,
+            "not seen at this scale",
+            "Like the paper's, it was trained at a constant rate",
+        ),
         (LOW, LOW, "not seen at this scale", "at most 5 epochs"),
     ],
 )
@@ -199,6 +208,12 @@ def test_what_was_not_run_is_not_refuted(tmp_path: Path) -> None:
     assert paper and paper.word == "not seen at this scale"
     assert "384 dimensions" in paper.remark and "64 dimensions" in paper.remark
     assert "for 5 epochs" in paper.remark  # those of the file
+    for said in ("256 tokens", "20,185", "LayerNorm", "dropout of attention weights", "GELU"):
+        assert said in paper.remark
+    images = judge_claim(loaded(tmp_path, made_up("cifar10", {P11: DENSE})), FIGURE_11).verdict
+    assert images
+    for said in ("cropped and flipped", "compares it with Adam.", "cosine schedule"):
+        assert said in images.remark
     assert ours and ours.word == "not decided" and "contain both answers" in ours.remark
     # At the paper's own size and length the same numbers refute it.
     same = {**made_up("imdb", {P11: LOW}), "preset": "paper-3"}
@@ -284,6 +299,69 @@ def test_a_claim_without_its_runs_is_not_finished(tmp_path: Path) -> None:
     found = loaded(tmp_path, content)
     assert "at least 2 runs, MD p=2 has 1" in judge_claim(found, CLAIMS[0]).failure
     assert all(table.rows for table in tables(found))  # and everything else is still there
+
+
+@pytest.mark.parametrize(
+    ("preset", "size", "smaller"), [("laptop", 0.147, 0.06), ("paper-3", 0.06, 0.147)]
+)
+def test_weights_are_large_from_a_size_that_fits_the_width(
+    tmp_path: Path, preset: str, size: float, smaller: float
+) -> None:
+    """Narrow models start with larger weights: 0.06 at width 384 is 0.147 at width 64."""
+    content = {**made_up("imdb"), "preset": preset}
+    for one in content["rivals"]:
+        for run in one["runs"]:
+            counts = (30, 20, 50, 50, 20, 30) if one["name"] == P11 else (40, 0, 60, 60, 0, 40)
+            for weights in run["measures"]["weights"].values():
+                edges = (-1.0, -0.147, -0.06, 0.0, 0.06, 0.147, 1.0)
+                weights["histogram"] = {"edges": edges, "counts": counts}
+                weights["large"] = sum(counts) - 2 * counts[2]
+    study = loaded(tmp_path, content)
+    table = next(t for t in tables(study) if t.name == "imdb-weights")
+    assert table.columns[1:4] == tuple(f"≥ {size} {kind}" for kind in "KQV")
+    assert f"{size:g}" in table.note and f"{smaller} and above" not in table.note
+    claim = next(one for one in CLAIMS if one.name == "figure-8")
+    verdict = judge_claim(study, claim).verdict
+    fewer, more = "large weights of K −20", "large weights of K +20"
+    assert verdict and (fewer if size > 0.1 else more) in verdict.measured
+
+
+def test_figure_8_and_table_1_come_out_as_the_docs_say() -> None:
+    """From the files in results/: the sentences of docs/results.md that no mark encloses."""
+    early, end = (load_results(RESULTS / f"{name}.json") for name in ("imdb", "imdb-to-the-end"))
+    found = {one.name: one for study in (early, end) for one in judge_study(study, [early, end])}
+    first, both = found["figure-8"], found["figure-8-to-the-end"]
+    assert first.word == "holds with a remark" and first.comparisons
+    assert [row[-1].text for row in first.comparisons.rows[:3]] == ["as claimed"] * 3
+    assert both.word == "not seen at this scale" and both.comparisons
+    outcomes = [row[-1].text for row in both.comparisons.rows]
+    assert outcomes[:3] == ["the other way"] * 3 and outcomes[3:] == ["(as claimed)"] * 6
+    best = {one.name: [100 * run.best_kept_accuracy for run in one.runs] for one in end.optimizers}
+    page = " ".join((ROOT / "docs" / "results.md").read_text().split())
+    for name, p in ((P11, "1.1"), (P2, "2"), (P3, "3")):
+        said = f"p = {p} {np.mean(best[name]):.2f} ± {np.std(best[name], ddof=1):.2f}"
+        assert said in page, said
+    rows = {row[0].text: row for row in both.comparisons.rows[:3]}
+    for name in ("large weights of K", "large weights of Q", "large weights of V"):
+        assert rows[name][4].text in page
+
+
+@pytest.mark.parametrize(("study", "sure"), [("imdb", "KQV"), ("imdb-to-the-end", "KQ")])
+def test_interpolation_decides_one_sign_of_figure_8(study: str, sure: str) -> None:
+    """Whichever way the weights of a bin lie, all differences but one keep their sign."""
+    found = load_results(RESULTS / f"{study}.json")
+    one, two = (next(o for o in found.optimizers if o.name == name) for name in (P11, P2))
+    size = large_from(64)
+    for kind in ("key", "query", "value"):
+        bounds = []
+        for optimizer in (one, two):
+            rows = [run.measures.weights[kind].histogram for run in optimizer.runs]
+            for edges in ([min(e for e in h.edges if e >= size) for h in rows],
+                          [max(e for e in h.edges if e <= size) for h in rows]):  # fmt: skip
+                bounds.append(np.mean([h.count_from(e) for h, e in zip(rows, edges, strict=True)]))
+        (low, high), (low_two, high_two) = bounds[:2], bounds[2:]
+        decided = (low - high_two) * (high - low_two) > 0
+        assert decided == (kind[0].upper() in sure)
 
 
 def test_seeds_that_diverged_are_left_out_and_named(tmp_path: Path) -> None:

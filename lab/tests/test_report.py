@@ -169,7 +169,16 @@ def test_sections_of_the_docs_are_linked_where_they_are(
 ) -> None:
     page = tmp_path / "report.html"
     write_report(page, findings)
-    assert "docs/paper.md, section example-1" in page.read_text()
+    assert "mirrorhead: docs/paper.md, section example-1" in page.read_text()
+    # In a checkout the sources are there, wherever the page is.
+    (tmp_path / "a #1" / "docs").mkdir(parents=True)
+    (tmp_path / "a #1" / "mkdocs.yml").write_text("")
+    (tmp_path / "a #1" / "docs" / "paper.md").write_text("")
+    inner = tmp_path / "a #1" / "out" / "x" / "report.html"
+    write_report(inner, findings)
+    link = r'In the docs: <a href="([^"]+)">paper, section example-1</a>'
+    assert re.findall(link, inner.read_text()) == ["../../docs/paper.md#example-1"]
+    # The pages that are built beside it are better.
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "paper.html").write_text("")
     write_report(page, findings)
@@ -325,7 +334,7 @@ def test_a_browser_shows_real_data(real_page: Page) -> None:
         box = figure.locator("svg[role=img]").bounding_box()
         assert box is not None and box["width"] > 300 and box["height"] > 100
         assert len(figure.locator("figcaption").inner_text()) > 40
-    # Wide tables scroll by themselves, under a first column that stays; the page does not.
+    # On a phone tables scroll by themselves, beside a first column that stays; the page does not.
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     assert page.get_by_text("Figure 4 <is> not there.").is_visible()
     # The numbers of a figure are in a fold that the keyboard opens.
@@ -342,6 +351,57 @@ def test_a_browser_shows_real_data(real_page: Page) -> None:
         "#missing p",
     ):
         assert page.locator(word).first.evaluate(CONTRAST) >= 4.5, word
+
+
+#: Of every table: what it is, and by how many pixels it is wider than what shows it.
+CUT_OFF = """() => {
+  document.querySelectorAll("details").forEach((one) => { one.open = true; });
+  return [...document.querySelectorAll("table")].map((table) => {
+    const right = table.getBoundingClientRect().right;
+    const around = [];
+    for (let box = table.parentElement; box; box = box.parentElement) around.push(box);
+    const edges = around.filter((box) => getComputedStyle(box).overflowX !== "visible")
+      .map((box) => box.getBoundingClientRect().left + box.clientLeft + box.clientWidth);
+    const name = table.closest("[aria-label]")?.getAttribute("aria-label") ?? table.className;
+    return [name, right - Math.min(document.documentElement.clientWidth, ...edges)];
+  });
+}"""
+
+
+@pytest.fixture(scope="module")
+def stored_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of the results that the repository keeps."""
+    path = tmp_path_factory.mktemp("stored") / "report.html"
+    write_report(path, [], study_parts(ROOT / "results"))
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1024, 1280, 1600])
+def test_no_table_is_cut_off_on_a_desktop(
+    width: int, browser: Browser, real_file: Path, stored_file: Path
+) -> None:
+    for path in (real_file, stored_file):
+        for page in opened(browser, path, width, "light"):
+            tables = page.evaluate(CUT_OFF)
+            assert len(tables) > 20
+            assert [(name, by) for name, by in tables if by > 1] == []
+
+
+@pytest.mark.slow
+def test_the_page_tells_computed_results_from_stored_ones(real_page: Page) -> None:
+    """Two of its claims are experiments, eight are judged from files of results."""
+    for origin, words, count in (
+        ("computed", "Computed on this machine", 2),
+        ("stored", "Read from stored results", 8),
+    ):
+        assert real_page.locator(f"#{origin} article").count() == count
+        kickers = real_page.locator(f"#{origin} .kicker").all_text_contents()
+        assert set(kickers) == {words}
+        assert real_page.locator(f"nav[aria-label='{words}'] .thumbnail").count() == count
+    header = real_page.locator("header").inner_text()
+    assert "Of 2 claims computed on this machine" in header
+    assert "Of 8 claims read from stored results" in header and "run again" not in header
 
 
 @pytest.mark.slow

@@ -30,13 +30,17 @@ def test_from_nothing_to_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     # Nothing is there: it says how to get it, and writes nothing.
     assert report(tmp_path) == 2
     error = capsys.readouterr().err
-    assert error.startswith("mirrorhead: there is nothing to report.") and error.count("\n") == 1
-    assert f"mirrorhead reproduce --out {out}" in error and "mirrorhead sweep imdb" in error
+    assert error.startswith("mirrorhead: there is nothing to report: ") and error.count("\n") == 1
+    assert f"mirrorhead reproduce --out {out}" in error and "(--results)" in error
     assert not list(tmp_path.iterdir())
     # Experiments alone.
     places = ["--out", str(out), "--results", str(tmp_path / "results")]
     assert main(["reproduce", "--jobs", "1", "--only", "example-1", *places]) == 0
     capsys.readouterr()
+    assert report(tmp_path) == 0
+    told = capsys.readouterr().err
+    assert f"There is no folder {tmp_path / 'results'} with studies" in told and "sweep" not in told
+    (tmp_path / "results").mkdir()
     assert report(tmp_path) == 0
     printed = capsys.readouterr()
     assert printed.out.endswith(f"report: {page}\n") and "example-1" in printed.out

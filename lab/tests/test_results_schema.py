@@ -125,7 +125,7 @@ RUN = ["rivals", 1, "runs", 0]
         (["rivals", 1, "name"], "MD p=1.1", "must be distinct, got MD p=1.1 more than once"),
         (["rivals", 1, "chosen"], None, "exactly if a learning rate was chosen - at `$.rivals[1]`"),
         (["rivals", 1, "runs"], [], "exactly if a learning rate was chosen - at `$.rivals[1]`"),
-        (["rivals", 1, "chosen", "lr"], 0, "lr must be greater than 0, got 0"),
+        (["rivals", 1, "chosen", "lr"], 0, "lr must be greater than 0 and finite, got 0"),
         (["rivals", 1, "tried", 0, "diverged"], 0, "at `$.rivals[1].tried[0].diverged`"),
         ([*RUN, "seed"], 1, "seeds must be distinct, got 1 more than once - at `$.rivals[1]`"),
         ([*RUN, "test_accuracy"], 85.1, "at `$.rivals[1].runs[0].test_accuracy`"),

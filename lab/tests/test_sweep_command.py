@@ -72,7 +72,7 @@ def test_several_presets(pictures: Path, capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("imdb", "there is no folder"),
+        ("imdb", "imdb, cad, bert: there are no folders"),
         ("cifar10", "not complete"),
         ("cifar10 --partial --data nowhere", "nowhere"),
         ("cifar10 --partial --preset large", "--preset must be one of laptop"),

@@ -71,28 +71,48 @@ def test_pictures_and_other_optimizers(slices: Path) -> None:
     [
         ("imdb", "not the published data"),
         ("cifar10", "not complete"),
-        ("imdb --partial --data nowhere", "there is no folder nowhere"),
+        ("imdb --partial --data nowhere", "imdb, cad, bert: there are no folders aclImdb, "),
         ("imdb --partial --preset large", "preset must be one of laptop"),
         ("imdb --partial --preset vit-paper", "--preset vit-paper is for cifar10, not for imdb"),
         ("imdb --partial --p 1.2", "no learning rate is known for p = 1.2 in laptop"),
         ("imdb --partial --optimizer adamw", "--lr is needed for adamw"),
         ("imdb --partial --momentum 0.9", "--lr is needed for mirror-descent"),
         ("imdb --partial --normalize global", "--lr is needed for mirror-descent"),
-        ("imdb --partial --l1 0.1", "--lr is needed for mirror-descent"),
-        ("cifar10 --partial --knee 0", "--lr is needed for mirror-descent"),
+        ("imdb --partial --l1 0.1", "--l1 is not an option of mirror-descent; it has --lr, --p, "),
+        ("cifar10 --partial --knee 0", "--lr is needed for mirror-adam with --knee"),
+        ("cifar10 --partial --optimizer mirror-descent", "--lr is needed for mirror-descent$"),
+        ("imdb --partial --knee 2", "--knee is not an option of mirror-descent"),
+        ("imdb --partial --optimizer adamw --p 3", "--p is not an option of adamw; it has --lr, "),
+        ("imdb --partial --optimizer sgd --lr 1 --p 3", "--p is not an option of sgd"),
+        ("imdb --partial --optimizer sgd --lr 1 --normalize tensor", "--normalize is not an"),
         ("imdb --partial --warmup 1", "warmup must be at least 0 and less than 1"),
         ("imdb --partial --clip -1", "clip must be greater than 0"),
-        ("imdb --partial --stop-at 99.5", "stop_at must be above 0 and at most 1"),
+        ("imdb --partial --stop-at 99.5", "--stop-at must be above 0 and at most 1"),
         ("imdb --partial --epochs 0", "epochs must be at least 1, got 0"),
-        ("imdb --partial --batch-size 0", "batch_size must be at least 1, got 0"),
-        ("imdb --partial --optimizer sgd --lr -1", "lr must be greater than 0"),
-        ("imdb --partial --optimizer adamw --lr 1 --l1 0.1", "adamw has no l1"),
+        ("imdb --partial --batch-size 0", "--batch-size must be at least 1, got 0"),
+        ("imdb --partial --optimizer sgd --lr -1", "--lr must be greater than 0 and finite, got"),
+        ("imdb --partial --optimizer sgd --lr inf", "--lr must be greater than 0 and finite, got"),
+        ("imdb --partial --optimizer adamw --lr 1 --l1 0.1", "--l1 is not an option of adamw"),
     ],
 )
 def test_wrong_use_is_told(slices: Path, line: str, says: str) -> None:
     with pytest.raises(UserError, match=says):
         parse(line).run()
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("p", [0.0, 1.0, -1.0, float("nan"), float("inf")])
+def test_p_is_checked_first_and_alike(slices: Path, p: float) -> None:
+    says = f"p must be finite and greater than 1, got {p}"
+    for line in ("imdb", "cifar10", "imdb --lr 0.1", "imdb --optimizer mirror-adam"):
+        with pytest.raises(UserError) as told:
+            parse(f"{line} --partial --p {p}").run()
+        assert str(told.value) == f"--{says}"
+    for name in PRESETS:
+        with pytest.raises(ValueError, match=says):
+            preset(name, p=p)
+    with pytest.raises(ValueError, match=f"mirror-descent lr=1 p={p}': {says}"):
+        parse_candidate(f"mirror-descent lr=1 p={p}")
 
 
 def test_options_reach_the_settings() -> None:
@@ -164,7 +184,7 @@ def test_torchrun_trains_as_one_process_and_prints_once(slices: Path) -> None:
     wrong = run("--data", "nowhere")
     assert wrong.returncode != 0 and not wrong.stdout
     assert wrong.stderr.count("mirrorhead: ") == 1
-    assert "there is no folder nowhere" in wrong.stderr
+    assert "bert-uncased in nowhere" in wrong.stderr
 
 
 def test_seeds_decide_the_first_weights(slices: Path) -> None:

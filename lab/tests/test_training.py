@@ -468,7 +468,7 @@ def test_a_team_trains_the_same_model(tmp_path: Path, name: str, parallel: str) 
     [
         (lambda: OptimizerSettings("adam"), "name must be one of mirror-descent"),  # pyright: ignore[reportArgumentType]
         (lambda: OptimizerSettings("mirror-descent"), "mirror-descent needs p"),
-        (lambda: OptimizerSettings("mirror-adam", p=1.0), "p must be greater than 1, got 1.0"),
+        (lambda: OptimizerSettings("mirror-adam", p=1.0), "p must be finite and greater than 1"),
         (lambda: OptimizerSettings("sgd", p=1.5), "sgd has no p; it has: momentum"),
         (lambda: OptimizerSettings("adamw", momentum=0.9), "adamw has no momentum"),
         (lambda: OptimizerSettings("adamw", l1=0.9), "adamw has no l1"),

@@ -31,7 +31,9 @@ def both(*data, p, **options):
     fast = mh.attention_svm(*data, p=p, **options)
     slow = in_torch(lambda: mh.attention_svm(*data, p=p, **options))
     assert fast.status == slow.status
-    assert fast.check(*data, mask=options.get("mask"))
+    check = fast.check(*data, mask=options.get("mask"))
+    assert check.supported.all()
+    assert torch.equal(check.optimal, fast.optimal)
     # Both norms are within their gaps of the best one.
     tol = 3 * options.get("tol", 1e-9)
     torch.testing.assert_close(fast.norm, slow.norm, rtol=tol, atol=0)

@@ -137,13 +137,35 @@ def test_one_token_asks_for_nothing():
     assert solution.check(X[:, :1], Z, torch.zeros(4, dtype=torch.long))
 
 
+@pytest.mark.parametrize(
+    ("p", "norm"),
+    [(1, "lp"), (1.5, "lp"), (2, "lp"), (3, "lp"), (math.inf, "lp"), (2, "nuclear")],
+)
+def test_a_mask_does_not_give_a_lone_token_a_constraint(p, norm):
+    data = X[:, :1], Z, torch.zeros(4, dtype=torch.long)
+    every = torch.ones(4, 1, dtype=torch.bool)
+    # With T > 1 the mask may leave a sample its selected token only: one of them, or all.
+    alone = torch.zeros(4, 5, dtype=torch.bool).scatter(1, TOKENS.unsqueeze(-1), True)
+    some = alone.clone()
+    some[2:] = True
+    for given, mask in ((data, every), ((X, Z, TOKENS), alone)):
+        solution = mh.attention_svm(*given, p, norm=norm, mask=mask)
+        assert (solution.status, solution.norm, solution.gap) == ("optimal", 0, 0)
+        assert not solution.W.any()
+        assert solution.check(*given, mask=mask)
+    solution = mh.attention_svm(X, Z, TOKENS, p, norm=norm, mask=some)
+    without = mh.attention_svm(X[2:], Z[2:], TOKENS[2:], p, norm=norm)
+    assert solution.check(X, Z, TOKENS, mask=some)
+    assert solution.norm.item() == pytest.approx(without.norm.item(), rel=2e-9)
+
+
 def test_without_constraints_only_zero_is_optimal():
     data = X[:, :1], Z, torch.zeros(4, dtype=torch.long)
     solution = mh.attention_svm(*data)
     for value in (7.0, 1e-300):
         W = torch.full((6, 6), value, dtype=torch.float64)
         wrong = dataclasses.replace(solution, W=W, norm=mh.PNorm(2).norm(W))
-        assert not wrong.check(*data)
+        assert not wrong.check(*data).supported
 
 
 @pytest.mark.parametrize("scale", [1e-140, 1e-90, 1e140])
@@ -162,7 +184,7 @@ def test_any_scale_that_float64_holds(scale, p):
         gap=solution.gap.new_tensor(math.inf),
         support=torch.zeros_like(solution.support),
     )
-    assert not lie.check(*data)
+    assert not lie.check(*data).supported
 
 
 @pytest.mark.parametrize("p", [1, 1.3, 2, 4, math.inf])
@@ -218,7 +240,14 @@ def test_a_batch_mixes_all_fates():
     tokens[2, 1] = (tokens[2, 0] + 1) % 5
     solution = mh.attention_svm(X, z, tokens, 3)
     assert solution.status == ["optimal", "infeasible", "infeasible", "optimal"]
-    assert solution.check(X, z, tokens)
+    check = solution.check(X, z, tokens)
+    assert not check  # not all are certified optimal,
+    assert check.optimal.tolist() == [True, False, False, True]
+    assert check.supported.all()  # but the data support all four
+    lie = dataclasses.replace(solution, norm=2 * solution.norm).check(X, z, tokens)
+    assert not lie.optimal.any()
+    assert lie.supported.tolist() == [False, True, True, False]
+    assert "2 not supported" in repr(lie)
     assert repr(solution).startswith("MarginSolution(p=3, W 4x6x6, 2 optimal, 2 infeasible, gap")
 
 
@@ -266,5 +295,5 @@ def test_repr_of_one_solution_and_of_a_check():
     text = repr(solution)
     assert text.startswith("MarginSolution(p=1.5, W 6x6, optimal, norm ")
     assert "iterations" in text
-    assert repr(solution.check(X, Z, TOKENS)).startswith("Check(1 of 1 valid")
+    assert repr(solution.check(X, Z, TOKENS)).startswith("Check(1 of 1 certified optimal, s")
     assert "nuclear norm" in repr(mh.attention_svm(X, Z, TOKENS, norm="nuclear"))

@@ -29,7 +29,7 @@ def test_arrays_in_certificate_out(
     np.savez(tmp_path / "mine.npz", **arrays)  # pyright: ignore[reportArgumentType]
     run(monkeypatch, "--data", tmp_path / "mine.npz", "--steps", 500, "--out", tmp_path / "new")
     printed = capsys.readouterr().out
-    assert "Check(1 of 1 valid" in printed
+    assert "Check(1 of 1 certified optimal, s" in printed
     assert "LocalOptimality(True)" in printed
     assert (tmp_path / "new" / "own_data.svg").read_text().startswith("<?xml")
 

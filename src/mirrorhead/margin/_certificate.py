@@ -6,6 +6,10 @@ For any w with A w >= 1 and any lam >= 0,
 
 so sum(lam) / ||A' lam||_* is a lower bound of every feasible norm, whatever produced lam. And
 if A' lam = 0 with lam >= 0 not zero, no w is feasible (Farkas).
+
+The gap holds in exact arithmetic: it includes bounds of all rounding errors. A w and A' lam are
+computed in float64, with the classical bound (number of terms) u |A||w|, u = 2^-53. Where this
+bound matters they are computed again in doubled precision.
 """
 
 from __future__ import annotations
@@ -16,13 +20,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mirrorhead.margin._constraints import Constraints
-from mirrorhead.potentials import dual_exponent, power
+from mirrorhead.margin import _doubled as doubled
+from mirrorhead.margin._constraints import Constraints, euclidean
+from mirrorhead.potentials import dual_exponent, power, snap
 
 # A' lam counts as zero when its norm is below this part of sum lam ||row||_2.
 FARKAS = 2e-9
-# Sums of some thousand terms are right to this relative accuracy.
-ROUNDING = 1e-14
+UNIT = 2.0**-53  # the relative rounding error of one operation
+# Rounding errors of A w and A' lam above this part of the result call for doubled precision,
+ROUGH = 1e-12
+ROUGH_PART = 0.05  # and so do those above this part of the tolerance.
 # Rows are looked at in parts of this many numbers.
 _CHUNK = 1 << 20
 
@@ -44,53 +51,148 @@ class Norm:
             return torch.linalg.svdvals(s).amax(-1)
         if self.p == 1:
             return _lp(s, math.inf)
-        return _lp(s, 1.0 if self.p == math.inf else dual_exponent(self.p))
+        return _lp(s, self._dual_exponent)
+
+    @property
+    def _dual_exponent(self) -> float:
+        if self.p in (1, math.inf):
+            return math.inf if self.p == 1 else 1.0
+        return dual_exponent(self.p)
+
+    def spread(self, size: int) -> float:
+        """The largest dual norm of `size` entries whose Euclidean norm is 1."""
+        return 1.0 if self.nuclear else size ** max(0.0, 1 / self._dual_exponent - 0.5)
+
+    def rounding(self, rows: int, columns: int) -> float:
+        """A bound of the relative rounding error of `value` and `dual` of such matrices, together.
+
+        For the nuclear norm, singular values are as exact as those of a matrix that differs from
+        the given one by a rounding error in each entry, times a constant that LAPACK's own
+        bounds take to be about the number of rows and columns.
+        """
+        size = rows * columns
+        if self.nuclear:
+            return 4 * min(rows, columns) * (rows + columns + 64) * UNIT
+        exponents = self.p, self._dual_exponent
+        # `power` rounds exponents to quarters: |d log ||x||_p / dp| is at most log(size) / p^2.
+        moved = sum(abs(snap(p) - p) / p for p in exponents if p < math.inf)
+        return 2 * (size + 64) * UNIT + 2 * math.log(size + 1) * moved
 
 
 @dataclass(frozen=True, eq=False)
 class Certificate:
-    """What weights and multipliers prove about a problem; every field has the batch shape.
+    """What weights and multipliers prove about a problem; a scalar field has the batch shape.
 
-    The best norm lies within a factor 1 + gap of `upper` and of `lower`.
+    The best norm lies within a factor 1 + gap of `upper` and of `lower`, in exact arithmetic.
     """
 
     size: Tensor  # ||w||
     margin: Tensor  # the smallest (A w)_k, inf without constraints
+    least: Tensor  # a lower bound of the exact margin
     upper: Tensor  # ||w|| once scaled to margin 1, inf if the margin is not positive
+    dual_norm: Tensor  # ||A' lam||_*
     lower: Tensor  # sum(lam) / ||A' lam||_*
-    gap: Tensor  # upper/lower - 1
+    gap: Tensor  # upper/lower - 1 and all rounding errors
     farkas: Tensor  # ||A' lam||_2 / sum(lam ||row||_2): 0 if and only if lam proves infeasibility
+    values: Tensor  # (B, m), A w
+    pulled: Tensor  # (B, a, c), A' lam
+    error: Tensor  # a bound of the dual norm of the error of `pulled`
+    wobble: Tensor  # how much ||A' lam||_* may change, relatively, if each lam_k is rounded
 
     def gap_as_is(self) -> Tensor:
         """The gap of w as it is. W is not scaled down, so a margin above 1 increases the gap."""
-        surplus = torch.where(self.margin < math.inf, self.margin - 1, 0.0).clamp_min(0)
+        most = 2 * self.margin - self.least
+        surplus = torch.where(self.margin < math.inf, most - 1, 0.0).clamp_min(0)
         return torch.where(surplus > 0, self.gap + (1 + self.gap) * surplus, self.gap)
 
 
-def certify(problem: Constraints, w: Tensor, lam: Tensor, norm: Norm) -> Certificate:
-    """Evaluate weights w (B, N) and multipliers lam (B, m); negative multipliers count as 0."""
-    live = problem.live
+def certify(
+    problem: Constraints, w: Tensor, lam: Tensor, norm: Norm, tol: float = 0.0
+) -> Certificate:
+    """Evaluate weights w (B, N) and multipliers lam (B, m); negative multipliers count as 0.
+
+    `tol` is the gap that is asked for: doubled precision is used as far as it matters to this.
+    """
+    A, live = problem.A, problem.live
     lam = lam.clamp_min(0) * live
-    margin = problem.margin(w)
-    pulled = problem.pull(lam)
-    s = norm.dual(pulled)
-    size = norm.value(w.view_as(pulled))
+    values, margin, least = _evaluate(problem, w, tol)
+    pulled, s, error = _pull_back(problem, lam, norm, tol, margin > 0)
+    total, size = lam.sum(-1), norm.value(w.view_as(pulled))
     upper = torch.where(margin > 0, size / margin, math.inf)
-    lower = torch.where(s > 0, lam.sum(-1) / s, 0.0)
-    gap = torch.where((margin > 0) & (lower > 0), (upper / lower - 1).clamp_min(0), math.inf)
+    lower = torch.where(s > 0, total / s, 0.0)
+    # Each factor as far to the wrong side as rounding can take it.
+    slack = 1 + norm.rounding(*A.shape) + (A.rows + 8) * UNIT
+    gap = slack * size * (s + error) / (least * total) - 1
+    # A negative gap contradicts the duality of the first lines: it would prove nothing.
+    gap = torch.where((least > 0) & (total > 0) & (gap >= 0), gap, math.inf)
     free = ~live.any(-1)  # without constraints W = 0 is the solution, and no other W is
     gap = torch.where(free, torch.where(size == 0, 0.0, math.inf), gap)
-    mass = (lam * problem.A.row_norms).sum(-1)
+    mass = (lam * A.row_norms).sum(-1)
     # A row of zeros with a positive multiplier has no mass and proves infeasibility outright.
-    massless = torch.where(lam.sum(-1) > 0, 0.0, math.inf)
-    farkas = torch.where(mass > 0, _lp(pulled, 2.0) / mass, massless)
-    return Certificate(size, margin, upper, lower, gap, farkas)
+    massless = torch.where(total > 0, 0.0, math.inf)
+    spread = norm.spread(A.columns)
+    farkas = torch.where(mass > 0, _lp(pulled, 2.0) / mass + error / (spread * mass), massless)
+    wobble = torch.where(s > 0, 2 * UNIT * spread * mass / s, 0.0)
+    return Certificate(
+        size, margin, least, upper, s, lower, gap, farkas, values, pulled, error, wobble
+    )
 
 
-def support_excess(problem: Constraints, w: Tensor, lam: Tensor) -> Tensor:
+def _evaluate(problem: Constraints, w: Tensor, tol: float) -> tuple[Tensor, Tensor, Tensor]:
+    """A w, (B, m); the margin, its smallest entry; and a lower bound of the exact margin, (B,)."""
+    A, live = problem.A, problem.live
+    values = A.apply(w)
+    sizes = A.row_norms * euclidean(w).unsqueeze(-1)
+    # Sums of a and of c terms, the difference of two tokens, and the norms themselves.
+    errors = (sum(A.shape) + 4) * UNIT * sizes
+
+    def extremes() -> tuple[Tensor, Tensor]:
+        least = torch.where(live, values - errors, math.inf).amin(-1)
+        return torch.where(live, values, math.inf).amin(-1), least
+
+    margin, least = extremes()
+    rough = (margin > 0) & (least < (1 - _allowed(tol)) * margin)
+    index = rough.nonzero().squeeze(-1)
+    if len(index):
+        exact, factor = doubled.values(problem, index, w[index])
+        values[index] = exact
+        errors[index] = 2 * UNIT * exact.abs() + 1.01 * factor * sizes[index]
+        margin, least = extremes()
+    return values, margin, least
+
+
+def _pull_back(
+    problem: Constraints, lam: Tensor, norm: Norm, tol: float, wanted: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A' lam, (B, a, c); its dual norm; and a bound of the dual norm of its error, (B,).
+
+    Only the problems that are `wanted`, (B,) bool, are computed in doubled precision if need be.
+    """
+    A = problem.A
+    n, R = A.left.shape[1:3]
+    pulled = problem.pull(lam)
+    s = norm.dual(pulled)
+    mass = norm.spread(A.columns) * (lam * A.row_norms).sum(-1)
+    error = (n + R + 4) * UNIT * mass
+    index = (wanted & (error > _allowed(tol) * s)).nonzero().squeeze(-1)
+    if len(index):
+        pulled[index], factor = doubled.pulled(problem, index, lam[index])
+        s[index] = norm.dual(pulled[index])
+        # The entries are rounded to float64, which changes the dual norm in proportion.
+        nuclear = math.sqrt(min(A.shape)) if norm.nuclear else 1.0
+        error[index] = 2 * UNIT * nuclear * s[index] + 1.01 * factor * mass[index]
+    return pulled, s, error
+
+
+def _allowed(tol: float) -> float:
+    """The relative rounding error of A w and A' lam that matters to no decision."""
+    return min(ROUGH, ROUGH_PART * tol)
+
+
+def support_excess(problem: Constraints, lam: Tensor, proof: Certificate) -> Tensor:
     """The share of each multiplier less the slack of its constraint, (B, m): > 0 on the support."""
     share = lam / lam.sum(-1, keepdim=True).clamp_min(torch.finfo(lam.dtype).tiny)
-    return torch.where(problem.live, share - (problem.A.apply(w) - 1), -math.inf)
+    return torch.where(problem.live, share - (proof.values - 1), -math.inf)
 
 
 def active_constraints(
@@ -116,26 +218,31 @@ def active_constraints(
     proof = certify(problem, w, lam, norm)
     lam = lam.clamp_min(0) * problem.live
     total = lam.sum(-1)
-    gap = proof.gap.clamp_min(ROUNDING)
+    gap = proof.gap.clamp_min(UNIT)
     asked = asked & problem.live & gap.isfinite().unsqueeze(-1)
-    pulled = problem.pull(lam)
     inactive = torch.zeros_like(asked)
     active = asked & (lam >= (gap.sqrt() * total).unsqueeze(-1))
     rest = (asked & ~active.any(-1, keepdim=True)).nonzero()
     for pairs in rest.split(max(1, _CHUNK // problem.A.columns)) if len(rest) else ():
         b, k = pairs.unbind(-1)
-        rows = problem.A.take(b).take_rows(k.unsqueeze(-1)).view_as(pulled[b])
-        inactive[b, k] = _least_value(rows, pulled[b], total[b], proof.upper[b], norm) > 1
+        rows = problem.A.take(b).take_rows(k.unsqueeze(-1)).view(len(b), *problem.A.shape)
+        mu = proof.pulled[b], total[b], proof.error[b]
+        inactive[b, k] = _least_value(rows, *mu, proof.upper[b] * (1 + proof.gap[b]), norm) > 1
     return active, inactive
 
 
-def _least_value(a: Tensor, s: Tensor, total: Tensor, upper: Tensor, norm: Norm) -> Tensor:
+def _least_value(
+    a: Tensor, s: Tensor, total: Tensor, error: Tensor, upper: Tensor, norm: Norm
+) -> Tensor:
     """The largest t total - upper ||t s - a||_* over a grid of t, less its rounding, (K,)."""
     best = torch.full_like(total, -math.inf)
+    rounding = norm.rounding(*a.shape[1:])
+    size = norm.dual(a)
     for exponent in range(-2, 27):
-        t = norm.dual(a) * 10 ** (exponent / 2) / norm.dual(s)
+        t = size * 10 ** (exponent / 2) / norm.dual(s)
         first, second = t * total, upper * norm.dual(t[:, None, None] * s - a)
-        best = torch.maximum(best, first - second - ROUNDING * (first + second))
+        lost = upper * (t * error + rounding * size) + rounding * (first + second)
+        best = torch.maximum(best, first - second - lost)
     return best
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mirrorhead._checks import as_floats, as_tensor, check_data, check_signs
+from mirrorhead.margin._doubled import two_sum
 
 # Temporary tensors of the chunked methods stay below this many numbers (64 MB).
 _CHUNK = 1 << 23
@@ -31,10 +32,8 @@ class Constraints:
     lead: tuple[int, ...]  # the leading dimensions
     shape: tuple[int, ...]
     weights: tuple[int, ...]  # the shape of one problem's weights
-
-    def margin(self, w: Tensor) -> Tensor:
-        """The smallest (A w)_k, (B,); inf without constraints."""
-        return torch.where(self.live, self.A.apply(w), math.inf).amin(-1)
+    # What rounding took from A.left, of the problems named by an index; None if it is exact.
+    rest: Callable[[Tensor], Tensor] | None = None
 
     def pull(self, lam: Tensor) -> Tensor:
         """A' lam as matrices (B, a, c) like the weights; c = 1 for a plain SVM."""
@@ -77,21 +76,27 @@ def attention_constraints(
     other = torch.arange(R, device=X.device).expand(B, n, R)
     # All tokens but the selected one.
     other = (other + (other >= tokens.unsqueeze(-1))).clamp_max(T - 1)
-    live = torch.full_like(other, T > 1, dtype=torch.bool)
+    real = torch.full_like(other, T > 1, dtype=torch.bool)  # a lone token has no constraint
     if mask is not None:
         mask = mask.reshape(B, n, T)
         if not bool(mask.gather(2, tokens.unsqueeze(-1)).all()):
             raise ValueError("tokens selects a token that mask marks as padding")
-        live &= mask.gather(2, other)
+        real &= mask.gather(2, other)
     selected = X.gather(2, tokens.view(B, n, 1, 1).expand(B, n, 1, d))
     left = selected - X.gather(2, other.unsqueeze(-1).expand(B, n, R, d))
     if mask is not None:
-        left.masked_fill_(~live.unsqueeze(-1), 0)
+        left.masked_fill_(~real.unsqueeze(-1), 0)
     A = ConstraintMatrix(left, z)
     _check_range("(x_sel - x_t) z' of X and z", A)
+
+    def rest(index: Tensor) -> Tensor:
+        others = X[index].gather(2, other[index].unsqueeze(-1).expand(-1, -1, -1, d))
+        _, lost = two_sum(selected[index], -others)
+        return lost.masked_fill_(~real[index].unsqueeze(-1), 0)
+
     rows = torch.arange(n, device=X.device).view(n, 1) * T
-    live, position = live.reshape(B, n * R), (other + rows).reshape(B, n * R)
-    return Constraints(A, live, position, tuple(lead), (n, T), (d, c))
+    live, position = real.reshape(B, n * R), (other + rows).reshape(B, n * R)
+    return Constraints(A, live, position, tuple(lead), (n, T), (d, c), rest)
 
 
 def svm_constraints(features: Tensor, labels: Tensor) -> Constraints:
@@ -216,7 +221,7 @@ class ConstraintMatrix:
 
     @cached_property
     def factor_norms(self) -> tuple[Tensor, Tensor]:
-        return _norm(self.left), _norm(self.right)
+        return euclidean(self.left), euclidean(self.right)
 
     def block_gram(self, h: Tensor) -> Tensor:
         """The diagonal blocks of A diag(h) A': (B, N) -> (B, n, R, R)."""
@@ -253,7 +258,8 @@ class ConstraintMatrix:
         return (slice(k, k + size) for k in range(0, self.left.shape[1], size))
 
 
-def _norm(x: Tensor) -> Tensor:
+def euclidean(x: Tensor) -> Tensor:
+    """Euclidean norms over the last dimension; they neither over- nor underflow."""
     largest = x.abs().amax(-1, keepdim=True)
     scale = torch.where(largest > 0, largest, 1)
     return torch.linalg.vector_norm(x / scale, dim=-1) * largest.squeeze(-1)

@@ -17,6 +17,7 @@ from torch import Tensor
 from mirrorhead.margin import _compiled
 from mirrorhead.margin import _linear_systems as systems
 from mirrorhead.margin import _newton_step as steps
+from mirrorhead.margin._active_set import sharpen
 from mirrorhead.margin._compiled import Rule, Verdict
 from mirrorhead.margin._constraints import ConstraintMatrix
 from mirrorhead.margin._newton_step import Iterate, Rows, Schedule, Start
@@ -48,6 +49,10 @@ class SolverResult(NamedTuple):
         counts = torch.zeros(2, A.batch, dtype=torch.long, device=b.device)
         return SolverResult(w, torch.zeros_like(b), gap, infeasible, *counts)
 
+    def improved_by(self, index: Tensor, gap: Tensor, infeasible: Tensor) -> Tensor:
+        """Whether such results are at least as good as what is known of the problems `index`."""
+        return infeasible | (gap <= self.gap[index])
+
 
 # A problem that does not finish with one schedule starts again with the next.
 _SCHEDULES = (
@@ -55,6 +60,9 @@ _SCHEDULES = (
     Schedule(1.25, 0.2, 0.1, 60, systems.LAST_RESORT),
     Schedule(1.15, 0.1, 0.3, 100, systems.LAST_RESORT),
 )
+# Where all of these end far from a solution: the exponent moves once a problem is nearly solved.
+_SLOWEST = Schedule(1.15, 1e-3, 0.3, 300, systems.LAST_RESORT)
+_FAR = 1e-6  # gaps below this are a matter of rounding
 
 
 def solve(
@@ -71,11 +79,14 @@ def solve(
     if start is not None:
         left = run.attempt(_SCHEDULES[0], start, left)
     for schedule in _SCHEDULES:
-        left = run.attempt(schedule, None, left)
+        left = run.sharpen(run.attempt(schedule, None, left))
         if schedule.shortcuts and len(left):
             # Dropped rows may have mattered after all: continue with all of them.
             so_far = run.result.w.clone(), run.result.lam.clone()
             left = run.attempt(replace(schedule, shortcuts=False), so_far, left)
+            left = run.sharpen(left)
+    if p != 2:
+        run.sharpen(run.attempt(_SLOWEST, None, left[run.result.gap[left] > _FAR]))
     return run.result
 
 
@@ -105,6 +116,19 @@ class _Solver:
             still += self._iterate(rows if everything else rows.take(index), schedule, near, index)
         return torch.cat(still).sort().values
 
+    def sharpen(self, left: Tensor) -> Tensor:
+        """Finish problems by their active constraints; return those that remain unsolved."""
+        result, still = self.result, []
+        for k in left.tolist():
+            at = slice(k, k + 1)
+            problem = self.A.take(at), self.b[at]
+            w, lam, gap = sharpen(*problem, result.w[at], result.lam[at], self.p, self.tol)
+            if gap < float(result.gap[k]):
+                result.w[at], result.lam[at], result.gap[k] = w, lam, gap
+            if not float(result.gap[k]) <= self.tol:
+                still.append(k)
+        return left.new_tensor(still)
+
     def _attempt_compiled(self, schedule: Schedule, start: Start, left: Tensor) -> Tensor:
         """The same by the compiled kernel."""
         A, b, result = self.A, self.b, self.result
@@ -119,7 +143,9 @@ class _Solver:
         w, lam, gap, verdict, iterations = _compiled.solve(A, b, self.p, self.tol, rule, start)
         result.iterations[left] += iterations
         solved, infeasible = verdict == Verdict.SOLVED, verdict == Verdict.INFEASIBLE
-        known = verdict != Verdict.LOST
+        if below:  # without a conclusion, the gap may be one without the rows that were dropped
+            gap = gap.where(solved, math.inf)
+        known = (verdict != Verdict.LOST) & result.improved_by(left, gap, infeasible)
         at = left[known]
         result.w[at], result.lam[at] = w[known], lam[known]
         result.gap[at], result.infeasible[at] = gap[known], infeasible[known]
@@ -156,7 +182,8 @@ class _Solver:
                     result.iterations[index[ended]] += iteration
                     result.inner[index[ended]] += system.steps
                     unsolved.append(index[ended & (lost | ~(solved | infeasible))])
-                    done = (ended & ~lost).nonzero().squeeze(-1)
+                    better = result.improved_by(index, gap.squeeze(-1), infeasible)
+                    done = (ended & ~lost & better).nonzero().squeeze(-1)
                     at = index[done]
                     result.w[at], result.gap[at] = x.w[done], gap[done].squeeze(-1)
                     lam = every.b.new_zeros(len(done), every.A.rows)

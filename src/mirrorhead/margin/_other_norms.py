@@ -10,6 +10,7 @@ import torch
 from scipy import optimize
 from torch import Tensor
 
+from mirrorhead.margin._active_set import sharpen_vertex
 from mirrorhead.margin._constraints import ConstraintMatrix
 from mirrorhead.margin._interior_point import SolverResult, solve
 from mirrorhead.margin._linear_systems import LAST_RESORT, cholesky, cholesky_solve
@@ -46,6 +47,11 @@ def solve_polyhedral(A: ConstraintMatrix, b: Tensor, p: float) -> SolverResult:
         w, lam, result.iterations[k] = found
         result.w[k] = torch.from_numpy(w)
         result.lam[k, live[0]] = torch.from_numpy(np.maximum(lam, 0) / bound).to(b.device)
+        if w.any() and lam.any():
+            at = slice(k, k + 1)
+            result.w[at], result.lam[at] = sharpen_vertex(
+                A.take(at), b[at], result.w[at], result.lam[at], p
+            )
     return result
 
 

@@ -17,10 +17,13 @@ from mirrorhead.margin._certificate import FARKAS, Norm, certify, support_excess
 from mirrorhead.margin._constraints import Constraints, attention_constraints, svm_constraints
 from mirrorhead.margin._interior_point import SolverResult, solve
 from mirrorhead.margin._other_norms import solve_nuclear, solve_polyhedral
+from mirrorhead.margin._rounding import round_together
 from mirrorhead.potentials import check_exponent
 
 # Numbers recomputed from the same W, dual and data differ by less than this, relatively.
 ROUNDED = 1e-11
+# Gaps below this may be due to the rounding of the multipliers.
+ROUNDING_GAP = 1e-6
 
 
 class Status(IntEnum):
@@ -36,42 +39,53 @@ WORDS = [status.name.lower() for status in Status]
 
 @dataclass(frozen=True, eq=False)
 class Check:
-    """What `MarginSolution.check` found. All fields have the shape of the batch.
+    """What `MarginSolution.check` found. The object is true if every problem is certified optimal.
 
-    valid: the status is proved, and norm, gap, support and the scale of dual are those that W,
-        dual and the data give.
-    margin: the smallest constraint value, at least 1 up to rounding where optimal.
+    All fields have the shape of the batch.
+
+    optimal: the status is "optimal", and W, dual and the data prove it.
+    supported: W, dual and the data support all that the solution says. This includes proofs of
+        infeasibility, and honest "unfinished" solutions, whose W may be NaN.
+    margin: the smallest constraint value, at least 1 - tol where optimal.
     gap: ||W|| relative to the dual's lower bound, less 1, for W scaled to margin 1 if its margin
-        is below 1.
+        is below 1. It includes bounds of all rounding errors.
     farkas: ||A' dual||_2 relative to the rows; 0 proves infeasibility.
     """
 
-    valid: Tensor
+    optimal: Tensor
+    supported: Tensor
     margin: Tensor
     gap: Tensor
     farkas: Tensor
 
     def __bool__(self) -> bool:
-        return bool(self.valid.all())
+        return bool(self.optimal.all())
 
     def __repr__(self) -> str:
-        count = f"{int(self.valid.sum())} of {self.valid.numel()} valid"
+        count = f"{int(self.optimal.sum())} of {self.optimal.numel()} certified optimal"
+        refuted = int((~self.supported).sum())
+        more = f", {refuted} not supported by the data" if refuted else ""
         margin, gap = _finite(torch.min, self.margin, ".15g"), _finite(torch.max, self.gap, ".1e")
-        return f"Check({count}, smallest margin {margin}, gap up to {gap})"
+        return f"Check({count}{more}, smallest margin {margin}, gap up to {gap})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MarginSolution:
     r"""Weights of smallest norm that satisfy all margin constraints, with a certificate.
 
-    W: (..., d, d) for attention, (..., d) for `svm` (also called `v`). It satisfies the
-        constraints; the smallest constraint value is 1. NaN if no feasible W exists or was found.
+    The certificate is about the tokens (or labels) that were given. It proves which weights
+    separate them with the largest margin, not that training leads to these tokens.
+
+    W: (..., d, d) for attention, (..., d) for `svm` (also called `v`). The smallest constraint
+        value is 1 up to the rounding of W, and at least 1 - tol where the status is "optimal".
+        NaN if no feasible W exists or was found.
     norm: (...), ||W||; inf where infeasible.
     dual: multipliers >= 0, (..., n, T) with 0 at the selected token, or (..., n) for `svm`.
         Where feasible, scaled to ||A' dual||_q = 1, so that dual.sum() is a lower bound of
         the norm and A' dual -> mirror(W) / ||W||^(p-1). Where infeasible, scaled to sum 1,
         with A' dual = 0: a Farkas certificate.
-    gap: (...), ||W|| / dual.sum() - 1, recomputed from the data after the solve.
+    gap: (...), ||W|| / dual.sum() - 1 and bounds of all rounding errors, recomputed from the
+        data after the solve: in exact arithmetic the gap is at most this.
     status: "optimal" (gap <= tol), "infeasible" or "unfinished"; a list for a batch, nested
         like the leading dimensions.
     support: like dual, True on constraints that hold with equality: the share of the multiplier
@@ -108,7 +122,11 @@ class MarginSolution:
         return self.codes == Status.OPTIMAL
 
     def check(self, *data: Tensor, mask: Tensor | None = None) -> Check:
-        """Recompute status, norm, gap and support from W, dual and the data, and compare.
+        """Decide from W, dual and the data alone whether the solution is certified optimal.
+
+        The result is true if every problem is. Its field `supported` answers another question:
+        do status, norm, gap and support agree with W, dual and the data? They also do where a
+        problem is proved to be infeasible, or where the solution says that it is unfinished.
 
         data: the arguments of the solver, (X, z, tokens) or (features, labels).
         """
@@ -125,27 +143,29 @@ class MarginSolution:
         lam = problem.collect(self.dual)
         W = self.W.reshape(problem.A.batch, problem.A.columns)
         known = W.isfinite().all(-1)  # elsewhere no W was found
-        proof = certify(problem, W.nan_to_num(), lam, self.kind)
-        excess = support_excess(problem, W.nan_to_num(), lam)
+        proof = certify(problem, W.nan_to_num(), lam, self.kind, self.tol)
+        excess = support_excess(problem, lam, proof)
         claimed = problem.collect(self.support) > 0
         gap = proof.gap_as_is()
         codes, norm, stated_gap = (x.reshape(-1) for x in (self.codes, self.norm, self.gap))
         signs = (self.dual >= 0).flatten(len(self.norm.shape)).all(-1).reshape(-1)
         # What every solution states of its own W and dual, whatever the status.
         bound = lam.sum(-1)
+        accuracy = proof.wobble.clamp_min(max(self.tol, ROUNDED))
         stated = torch.where(
             known,
             _near(norm, torch.where(proof.margin < math.inf, proof.upper, proof.size))
             & _near(1 + stated_gap, 1 + gap)
-            & (_near(bound, proof.lower, max(self.tol, ROUNDED)) | (bound == 0))
+            & (_near(bound, proof.lower, accuracy) | (bound == 0))
             & torch.where(claimed, excess > -ROUNDED, excess < ROUNDED).all(-1),
             (norm == math.inf) & (stated_gap == math.inf) & ~claimed.any(-1),
         )
-        optimal = known & signs & (proof.margin >= 1 - self.tol) & (gap <= self.tol)
+        optimal = known & signs & (proof.least >= 1 - self.tol) & (gap <= self.tol)
         infeasible = ~known & signs & (proof.farkas <= FARKAS)
         other = (codes == Status.UNFINISHED) | infeasible
-        valid = stated & torch.where(codes == Status.OPTIMAL, optimal, other)
-        found = (valid, proof.margin, gap, proof.farkas)
+        claims_optimum = codes == Status.OPTIMAL
+        supported = stated & torch.where(claims_optimum, optimal, other)
+        found = (supported & claims_optimum, supported, proof.margin, gap, proof.farkas)
         return Check(*(x.reshape(self.norm.shape) for x in found))
 
     def __repr__(self) -> str:
@@ -173,7 +193,7 @@ def attention_svm(
     mask: Tensor | None = None,
     start: MarginSolution | None = None,
 ) -> MarginSolution:
-    r"""Compute the weights of smallest norm whose attention prefers the tokens with margin 1.
+    r"""Compute the weights of smallest norm that prefer the given tokens with margin 1.
 
         min ||W||_p   subject to   (x_i,sel - x_it)' W z_i >= 1   for all t != sel = tokens_i
 
@@ -272,28 +292,40 @@ def _solve(
 def _conclude(problem: Constraints, result: SolverResult, tol: float, norm: Norm) -> MarginSolution:
     """Certify the result from the original data; the certificate decides the status."""
     lead, free = problem.lead, ~problem.live.any(-1)  # free of constraints
-    lam = result.lam * problem.live
-    margin = problem.margin(result.w)
+    W, dual = result.w, result.lam * problem.live
+    margin = torch.where(problem.live, problem.A.apply(W), math.inf).amin(-1)
     found = (margin > 0) & ~free
-    W = torch.where(found.unsqueeze(-1), result.w / margin.unsqueeze(-1), 0.0)
     # Feasible: A' lam gets norm 1, that is, the sum is the lower bound. Infeasible: sum 1.
-    total = torch.where(result.infeasible, lam.sum(-1), norm.dual(problem.pull(lam)))
-    dual = torch.where(total > 0, 1 / total, 0.0).unsqueeze(-1) * lam
-    proof = certify(problem, W, dual, norm)  # of exactly what is returned
+    total = torch.where(result.infeasible, dual.sum(-1), norm.dual(problem.pull(dual)))
+    W, dual = _scaled(W, margin.where(found, math.inf)), _scaled(dual, total)
+    proof = certify(problem, W, dual, norm, tol)  # of exactly what is returned
+    if bool((found & ((proof.margin - 1).abs() > ROUNDED)).any()):  # float64 was not enough
+        total = torch.where(result.infeasible, 1.0, proof.dual_norm)
+        margin = proof.margin.where(found & (proof.margin > 0), 1.0)
+        W, dual = _scaled(W, margin), _scaled(dual, total)
+        proof = certify(problem, W, dual, norm, tol)
+    rounded = (proof.gap > tol) & (proof.gap < ROUNDING_GAP) & (proof.wobble > 0.01 * proof.gap)
+    if bool(rounded.any()) and not norm.nuclear:
+        together = dual.clone()
+        for k in rounded.nonzero().squeeze(-1).tolist():
+            together[k] = round_together(problem, k, W[k], dual[k], norm)
+        better = certify(problem, W, together, norm, tol).gap < proof.gap
+        dual = together.where(better.unsqueeze(-1), dual)
+        proof = certify(problem, W, dual, norm, tol)
     gap = proof.gap_as_is()
     infeasible = result.infeasible & (proof.farkas <= FARKAS)
     codes = torch.full_like(result.iterations, Status.UNFINISHED)
-    codes[gap <= tol] = Status.OPTIMAL
+    codes[(gap <= tol) & (proof.least >= 1 - tol)] = Status.OPTIMAL
     codes[infeasible] = Status.INFEASIBLE
     found = (free | found) & ~infeasible
-    support = (support_excess(problem, W, dual) > 0) & found.unsqueeze(-1)
+    support = (support_excess(problem, dual, proof) > 0) & found.unsqueeze(-1)
     size = torch.where(free, 0.0, proof.upper)
     return MarginSolution(
         W=W.where(found.unsqueeze(-1), math.nan).reshape(*lead, *problem.weights),
         norm=torch.where(infeasible, math.inf, size).reshape(lead),
         dual=problem.spread(dual),
         gap=gap.where(~infeasible, math.inf).reshape(lead),
-        support=problem.spread(support.to(lam.dtype)).bool(),
+        support=problem.spread(support.to(dual.dtype)).bool(),
         iterations=result.iterations.reshape(lead),
         inner_iterations=result.inner.reshape(lead),
         p=norm.p,
@@ -301,6 +333,12 @@ def _conclude(problem: Constraints, result: SolverResult, tol: float, norm: Norm
         kind=norm,
         codes=codes.reshape(lead),
     )
+
+
+def _scaled(x: Tensor, divisor: Tensor) -> Tensor:
+    """x (B, k) / divisor (B,), 0 where the divisor is 0 or infinite."""
+    divisor = divisor.where(divisor > 0, math.inf).unsqueeze(-1)
+    return torch.where(divisor < math.inf, x / divisor, 0.0)
 
 
 def _start(problem: Constraints, start: MarginSolution) -> tuple[Tensor, Tensor]:
@@ -318,7 +356,7 @@ def _start(problem: Constraints, start: MarginSolution) -> tuple[Tensor, Tensor]
     return W, problem.collect(start.dual.to(W.device))
 
 
-def _near(x: Tensor, y: Tensor, tol: float = ROUNDED) -> Tensor:
+def _near(x: Tensor, y: Tensor, tol: float | Tensor = ROUNDED) -> Tensor:
     """Whether x and y differ by at most tol, relatively; infinities are near to themselves."""
     return (x == y) | ((x - y).abs() <= tol * y.abs())
 

@@ -41,6 +41,12 @@ class MirrorAdam(MirrorOptimizer):
     For p < 2 a tensor that starts at zero (LoRA's second factor, biases) moves as with AdamW,
     whatever `knee` is. p = 2 is AdamW.
 
+    With the knee, p shapes the path of training but not its limit. Where weights grow without
+    bound, they end where AdamW's do, near the largest margin in the maximum norm. After 5,000
+    steps on separable linear data, p = 1.1 has 0.55, 0.78 and 0.96 of the largest margin in l1.1,
+    l2 and the maximum norm. AdamW has the same, and `knee=None` 0.95, 0.76 and 0.28
+    (docs/optimizer.md). For the limit in the p-norm use `MirrorDescent` or `knee=None`.
+
     Args:
         params: parameters, named parameters or groups; every option can differ by group.
         lr: learning rate, a number or a tensor of one element.
@@ -58,10 +64,11 @@ class MirrorAdam(MirrorOptimizer):
         steps: the number of steps at full learning rate, required with `center`. It is the length
             of the run for a constant rate, and half of it for linear or cosine decay, but at most
             about 8 times its root: in long runs no gradient keeps its sign.
-        knee: where the potential becomes quadratic, in units of r. The largest weights move by
-            about eta max(knee, 1)^(2-p). None keeps the pure power |w|^p. The larger a weight, the
-            faster it then moves, and at p = 1.1 a learning rate of 3e-3 can be too large. A tensor
-            with r < 1e-3 has its knee at r whatever is given: it has no typical size yet.
+        knee: where the potential becomes quadratic, in units of r, for p < 2. The largest weights
+            move by about eta max(knee, 1)^(2-p). None keeps the pure power |w|^p, and so the bias
+            to the p-norm in the limit. The larger a weight, the faster it then moves, and at
+            p = 1.1 a learning rate of 3e-3 can be too large. A tensor with r < 1e-3 has its knee
+            at r whatever is given: it has no typical size yet.
         rms_floor: the smallest r. The default is 1e-8 for p < 2, with which a tensor at zero
             moves as with AdamW, and 1e-2 for p > 2. From 1e-3 on, a tensor at zero has the knee
             that is given; with `knee=None` it then moves by the pure power.

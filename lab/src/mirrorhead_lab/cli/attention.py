@@ -13,6 +13,7 @@ from tyro.conf import Positional, arg
 from mirrorhead._files import write_atomically
 from mirrorhead_lab.cli.options import Flag, option
 from mirrorhead_lab.runtime.errors import UserError
+from mirrorhead_lab.runtime.folders import check_new_file
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -82,8 +83,7 @@ class Attention:
         if self.html is not None:
             from mirrorhead_lab.report.page import check_free
 
-            if self.html.is_dir():
-                raise UserError(f"--html {self.html} is a folder: give the name of a file")
+            check_new_file(self.html, "--html")
             try:
                 check_free(self.html)
             except UserError as error:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from typing import Any
 
 from mirrorhead._version import __version__
 from mirrorhead_lab.cli.attention import Attention
 from mirrorhead_lab.cli.classify import Classify
 from mirrorhead_lab.cli.collect import Collect
+from mirrorhead_lab.cli.download import Download
 from mirrorhead_lab.cli.evaluate import Evaluate
 from mirrorhead_lab.cli.margins import Margins
 from mirrorhead_lab.cli.patch import Patch
@@ -26,10 +28,11 @@ from mirrorhead_lab.cli.study import Study
 from mirrorhead_lab.cli.sweep import Sweep
 from mirrorhead_lab.cli.train import Train
 from mirrorhead_lab.cli.tune import Tune
-from mirrorhead_lab.runtime.errors import UserError
+from mirrorhead_lab.runtime.errors import UserError, reason, told
 
 COMMANDS = {
     "reproduce": Reproduce,
+    "download": Download,
     "train": Train,
     "sweep": Sweep,
     "study": Study,
@@ -66,27 +69,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         return _fail(str(error))
     except OSError as error:
-        if error.errno is None or error.filename is None:
-            return _fail(str(error))
-        return _fail(f"{os.fsdecode(error.filename)}: {error.strerror}")
+        return _fail(told(error) if error.filename is not None else reason(error))
     except KeyboardInterrupt:
         print("mirrorhead: Interrupted. Run the same command again to resume.", file=sys.stderr)
         return 130
 
 
 def _run(arguments: list[str]) -> int:
-    import tyro
-
     if arguments == ["--version"]:
         print(f"mirrorhead {__version__}")
         return 0
-    command: Any = tyro.extras.subcommand_cli_from_dict(
-        COMMANDS,
-        prog="mirrorhead",
-        description="Mirror descent for attention, and certificates for what it selects.",
-        args=arguments,
-    )
-    return command.run()
+    about = "Mirror descent for attention, and certificates for what it selects."
+    return parse(COMMANDS, "mirrorhead", about, arguments).run()
+
+
+def parse(commands: Mapping[str, Any], prog: str, about: str | None, words: list[str]) -> Any:
+    """Return the command that the words name, with its options.
+
+    Each command is parsed by a parser of its own, so that errors and suggestions are about it.
+    """
+    import tyro
+
+    if not words or words[0].startswith("-"):
+        return tyro.extras.subcommand_cli_from_dict(
+            dict(commands), prog=prog, description=about, args=words
+        )
+    name, *rest = words
+    if name not in commands:
+        near = get_close_matches(name, commands, n=1)
+        meant = f"did you mean {prog} {near[0]}?" if near else f"there are {', '.join(commands)}."
+        raise UserError(f"there is no command {name!r}; {meant} See {prog} --help")
+    command = commands[name]
+    if hasattr(command, "ACTIONS"):
+        return parse(command.ACTIONS, f"{prog} {name}", command.__doc__, rest)
+    return tyro.cli(command, prog=f"{prog} {name}", args=rest)
 
 
 def _fail(message: str) -> int:

@@ -79,7 +79,9 @@ class Margins:
         for name, least in (("n", 1), ("tokens", 2), ("seed", 0)):
             if getattr(self, name) < least:
                 raise UserError(f"--{name} must be at least {least}, got {getattr(self, name)}")
-        if not self.p or not all(1.02 <= p <= 100 for p in self.p):
+        if not self.p:
+            raise UserError("--p needs at least one number")
+        if not all(1.02 <= p <= 100 for p in self.p):
             raise UserError(f"--p must be from 1.02 to 100, got {' '.join(map(str, self.p))}")
         if not self.model.exists():
             raise UserError(f"{self.model} does not exist: give a run or a Hugging Face model")

@@ -59,9 +59,24 @@ def chosen_backend(name: BackendName, address: str, jobs: int | None, out: Path)
 
 
 @contextmanager
-def user_errors(*kinds: type[Exception]) -> Iterator[None]:
-    """Report errors of these kinds as one line: the user can correct them."""
+def user_errors(*kinds: type[Exception], command: object = None) -> Iterator[None]:
+    """Report errors of these kinds as one line: the user can correct them.
+
+    A message that begins with the name of a field of `command` begins with its option instead.
+    """
     try:
         yield
     except kinds as error:
-        raise UserError(str(error)) from error
+        name, space, rest = str(error).partition(" ")
+        if command is not None and name in vars(command):
+            name = spelled(name)
+        raise UserError(f"{name}{space}{rest}") from error
+
+
+def spelled(field: str) -> str:
+    """Return the option of a field.
+
+    >>> spelled("batch_size")
+    '--batch-size'
+    """
+    return f"--{field.replace('_', '-')}"

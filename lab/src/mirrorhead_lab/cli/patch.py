@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from tyro.conf import OmitSubcommandPrefixes, Positional, arg, subcommand
+from tyro.conf import Positional, arg
 
 from mirrorhead_lab.cli.options import Flag, Json, option, user_errors
 from mirrorhead_lab.runtime.errors import UserError
+from mirrorhead_lab.runtime.folders import check_new_file
 
 if TYPE_CHECKING:
     import mirrorhead as mh
@@ -53,7 +54,7 @@ class Make:
         import mirrorhead as mh
 
         _check_new(self.out)
-        with user_errors(ValueError, OSError), _bar("comparing") as progress:
+        with user_errors(ValueError), _bar("comparing") as progress:
             names = ("keep", "count", "max_bytes", "tolerance", "random", "seed", "whole")
             options: Any = {name: getattr(self, name) for name in names}
             patch = mh.Patch.between(self.base, self.tuned, **options, progress=progress)
@@ -112,7 +113,7 @@ class Info:
 
         if self.largest < 0:
             raise UserError(f"--largest must be at least 0, got {self.largest}")
-        with user_errors(ValueError, OSError):
+        with user_errors(ValueError):
             patch = mh.Patch.load(self.patch)
         if self.json:
             return _print_json(_summary(patch, self.patch, self.largest))
@@ -146,7 +147,7 @@ class Merge:
         if len(self.patches) < 2:
             raise UserError(f"give at least two patches, got {len(self.patches)}")
         _check_new(self.out)
-        with user_errors(ValueError, OSError):
+        with user_errors(ValueError):
             parts = [mh.Patch.load(path).without(*self.without) for path in self.patches]
             merged = mh.Patch.merge(parts, self.method, base=self.base)
             merged.save(self.out)
@@ -157,16 +158,13 @@ class Merge:
 class Patch:
     """Ship what fine-tuning changed: make, apply, revert, inspect and merge patches."""
 
-    action: OmitSubcommandPrefixes[
-        Annotated[Make, subcommand("make")]
-        | Annotated[Apply, subcommand("apply")]
-        | Annotated[Revert, subcommand("revert")]
-        | Annotated[Info, subcommand("info")]
-        | Annotated[Merge, subcommand("merge")]
-    ]
-
-    def run(self) -> int:
-        return self.action.run()
+    ACTIONS: ClassVar[dict[str, Any]] = {
+        "make": Make,
+        "apply": Apply,
+        "revert": Revert,
+        "info": Info,
+        "merge": Merge,
+    }
 
 
 @contextmanager
@@ -181,7 +179,8 @@ def _bar(label: str) -> Iterator[Callable[[int, int], None]]:
 def _write_copy(command: Apply | Revert, source: Path, reverting: bool) -> int:
     import mirrorhead as mh
 
-    with user_errors(ValueError, OSError):
+    _check_new(command.out)
+    with user_errors(ValueError):
         patch = mh.Patch.load(command.patch)
         if reverting:
             what, doing, write, verify = "base", "reverting", patch.revert, patch.verify_base
@@ -210,8 +209,7 @@ def _show_saved(patch: mh.Patch, file: Path, as_json: bool) -> int:
 def _check_new(out: Path) -> None:
     if out.exists():
         raise UserError(f"--out {out} exists; give the path of a new file")
-    if not out.parent.is_dir():
-        raise UserError(f"--out {out}: there is no folder {out.parent}")
+    check_new_file(out, "--out")
 
 
 def _summary(patch: mh.Patch, file: Path, largest: int = 10) -> dict[str, Any]:

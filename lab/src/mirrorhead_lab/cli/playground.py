@@ -8,6 +8,7 @@ from typing import Annotated
 
 from mirrorhead_lab.cli.options import option
 from mirrorhead_lab.runtime.errors import UserError
+from mirrorhead_lab.runtime.folders import check_new_file
 
 
 @dataclass(frozen=True)
@@ -28,15 +29,14 @@ class Playground:
         from mirrorhead._files import write_atomically
         from mirrorhead_lab.playground import playground_page
 
-        if self.save is not None and self.save.exists() and not _is_playground(self.save):
-            raise UserError(
-                f"--save {self.save} exists and is not a playground page; choose another name"
-            )
+        if self.save is not None:
+            check_new_file(self.save, "--save")
+            if self.save.exists() and not _is_playground(self.save):
+                raise UserError(
+                    f"--save {self.save} exists and is not a playground page; choose another name"
+                )
         path = self.save or Path(tempfile.mkdtemp(prefix="mirrorhead-")) / "playground.html"
-        try:
-            write_atomically(path, playground_page().encode())
-        except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror}") from error
+        write_atomically(path, playground_page().encode())
         print(f"playground: {path}")
         if self.save is None and not webbrowser.open(path.as_uri()):
             print("No browser was found. Open that file in one.")

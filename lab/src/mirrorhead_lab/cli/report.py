@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import arg
 
-from mirrorhead_lab.cli.options import option, user_errors
+from mirrorhead_lab.cli.options import option
 from mirrorhead_lab.experiments import NAMES
 from mirrorhead_lab.runtime.errors import UserError
+from mirrorhead_lab.runtime.folders import check_no_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,28 +44,33 @@ class Report:
         from mirrorhead_lab.evaluation.results import load_single_runs
         from mirrorhead_lab.report.findings import with_stored
         from mirrorhead_lab.report.markdown import write_markdown
-        from mirrorhead_lab.report.page import check_free, write_report
+        from mirrorhead_lab.report.page import check_place, write_report
         from mirrorhead_lab.report.real_data import single_runs
         from mirrorhead_lab.report.studies import study_parts
         from mirrorhead_lab.report.terminal import print_findings, print_place
 
         page = self.out / "report.html"
-        with user_errors(OSError):
-            check_free(page)
-            studies = study_parts(self.results)
-            evaluated = load_single_runs(self.runs)
-            findings = with_stored([], self.out)
-            missing = self._missing(findings, studies)
-            if not findings and not studies and not evaluated:
-                ways = "; ".join(f"{what} {command}" for what, command in missing)
-                raise UserError(f"there is nothing to report. {ways}")
-            if self.markdown is not None and not studies:
-                file = f"the file of a study, such as imdb.json, in {self.results}"
-                raise UserError(f"--markdown needs {file}")
-            parts = studies + ([single_runs(evaluated)] if evaluated else [])
-            write_report(page, findings, parts, missing)
-            if self.markdown is not None:
-                write_markdown(self.markdown, studies)
+        check_place(page)
+        check_no_file(self.results, "--results")
+        check_no_file(self.runs, "--runs")
+        studies = study_parts(self.results)
+        evaluated = load_single_runs(self.runs)
+        findings = with_stored([], self.out)
+        if not findings and not studies and not evaluated:
+            raise UserError(
+                f"there is nothing to report: no experiments in {self.out} (--out), no studies in"
+                f" {self.results} (--results), no evaluated runs in {self.runs} (--runs). The"
+                " studies of the docs are in the folder results/ of mirrorhead's repository. To run"
+                f" the experiments: {self._reproduce(())}"
+            )
+        if self.markdown is not None and not studies:
+            file = f"the file of a study, such as imdb.json, in {self.results}"
+            raise UserError(f"--markdown needs {file}")
+        missing = self._missing(findings, studies)
+        parts = studies + ([single_runs(evaluated)] if evaluated else [])
+        write_report(page, findings, parts, missing)
+        if self.markdown is not None:
+            write_markdown(self.markdown, studies)
         claims = [finding for each in parts for finding in each.findings]
         print_findings([*findings, *claims], Console())
         for what, command in missing:
@@ -82,9 +88,14 @@ class Report:
         if names := [name for name in NAMES if name not in done]:
             some = len(names) < len(NAMES)
             what = f"complete results of {', '.join(names) if some else 'experiments'}"
-            only = ["--only", ",".join(names)] if some else []
-            command = shlex.join(["mirrorhead", "reproduce", *only, "--out", str(self.out)])
+            command = self._reproduce(names if some else ())
             found.append((f"{self.out} has no {what}. To run them:", command))
+        if not self.results.is_dir():
+            what = (
+                f"There is no folder {self.results} with studies on real data. If it is elsewhere:"
+            )
+            found.append((what, "mirrorhead report --results FOLDER"))
+            return found
         for name in STUDIES:
             if name not in there:
                 path = self.results / f"{name}.json"
@@ -96,3 +107,7 @@ class Report:
                 command = shlex.join(["mirrorhead", "study", name, "--results", str(self.results)])
                 found.append((f"{path} is not there. To make the runs:", command))
         return found
+
+    def _reproduce(self, names: Sequence[str]) -> str:
+        only = ["--only", ",".join(names)] if names else []
+        return shlex.join(["mirrorhead", "reproduce", *only, "--out", str(self.out)])

@@ -13,6 +13,7 @@ from mirrorhead_lab.cli import options
 from mirrorhead_lab.cli.options import option
 from mirrorhead_lab.experiments import NAMES
 from mirrorhead_lab.runtime.errors import UserError
+from mirrorhead_lab.runtime.folders import check_no_file
 
 if TYPE_CHECKING:
     from mirrorhead_lab.experiments.runner import Run
@@ -49,7 +50,7 @@ class Reproduce:
 
         from mirrorhead_lab.experiments.runner import execute
         from mirrorhead_lab.report.findings import finding_of, with_stored
-        from mirrorhead_lab.report.page import check_free, write_report
+        from mirrorhead_lab.report.page import check_place, write_report
         from mirrorhead_lab.report.studies import study_parts
         from mirrorhead_lab.report.terminal import print_findings, print_place, print_summary
 
@@ -57,13 +58,13 @@ class Reproduce:
         page, console = out / "report.html", Console()
         runs = self._runs()
         backend = options.chosen_backend(self.backend, self.address, self.jobs, out)
-        with options.user_errors(OSError):
-            check_free(page)
-            # Damaged files are named before the work.
-            parts = [] if self.only else study_parts(self.results)
-            execute(runs, out, backend, console)
-            findings = [finding_of(run, out) for run in runs]
-            write_report(page, findings if self.only else with_stored(findings, out), parts)
+        check_place(page)
+        check_no_file(self.results, "--results")
+        # Damaged files are named before the work.
+        parts = [] if self.only else study_parts(self.results)
+        execute(runs, out, backend, console)
+        findings = [finding_of(run, out) for run in runs]
+        write_report(page, findings if self.only else with_stored(findings, out), parts)
         if self.only:
             print_findings(findings, console)
             print("`mirrorhead report` puts all stored results on one page")

@@ -86,7 +86,7 @@ class Sweep:
         for name in presets:
             bars = ProgressBars({name: runs}, "runs", console)
             try:
-                with options.user_errors(BackendError, ValueError), bars:
+                with options.user_errors(BackendError, ValueError, command=self), bars:
                     tuned = sweep(name, candidates, out, listener=bound(_tell, bars, name), **given)
             except SweepError as error:
                 failed += 1

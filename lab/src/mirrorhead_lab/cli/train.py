@@ -11,11 +11,14 @@ from tyro.conf import Positional, arg
 from mirrorhead_lab.cli import options
 from mirrorhead_lab.cli.options import option
 from mirrorhead_lab.runtime.errors import UserError
+from mirrorhead_lab.runtime.folders import check_writable
 
 if TYPE_CHECKING:
     from mirrorhead_lab.training import Logger, OptimizerSettings, Preset
     from mirrorhead_lab.training.presets import Sets
     from mirrorhead_lab.training.process_group import ProcessGroup
+
+USUAL_P = 1.1
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class Train:
     """Train a classifier on IMDb or CIFAR-10 with mirror descent or another optimizer.
 
     Run the same command again to resume a run that was stopped. With several processes:
-    torchrun --nproc-per-node 2 -m mirrorhead train ...
+    torchrun --nproc-per-node 2 -m mirrorhead_lab train ...
     """
 
     task: Positional[Literal["imdb", "cifar10"]]
@@ -31,18 +34,24 @@ class Train:
     preset: Annotated[str, arg(help_behavior_hint="(default: laptop, or laptop-vit)")] = ""
     """laptop, laptop-to-the-end, paper-3, paper-4 or paper-6 for imdb; laptop-vit or vit-paper for
     cifar10."""
-    optimizer: Literal["mirror-descent", "mirror-adam", "adamw", "sgd", "proximal-l1"] = (
-        "mirror-descent"
-    )
-    p: float = 1.1
-    """Exponent of the norm, for mirror-descent and mirror-adam."""
-    lr: Annotated[float | None, option("LR", "(default: known for p)")] = None
-    """Learning rate. Needed by all but mirror-descent."""
-    momentum: float = 0.0
+    optimizer: Annotated[
+        Literal["mirror-descent", "mirror-adam", "adamw", "sgd", "proximal-l1"] | None,
+        option(
+            "{mirror-descent,mirror-adam,adamw,sgd,proximal-l1}",
+            "(default: mirror-adam for laptop-vit, else mirror-descent)",
+        ),
+    ] = None
+    p: Annotated[float | None, option("P", "(default: 1.1)")] = None
+    """Exponent of the norm, for mirror-descent and mirror-adam; greater than 1."""
+    lr: Annotated[float | None, option("LR", "(default: known for some p)")] = None
+    """Learning rate. Needed by all but the default optimizer."""
+    momentum: Annotated[float | None, option("SHARE", "(default: 0)")] = None
+    """For mirror-descent, sgd and proximal-l1."""
     normalize: Annotated[Literal["tensor", "global"] | None, option("{tensor,global}")] = None
     """Divide gradients by their dual norm, that of each tensor or of all; for mirror-descent."""
-    weight_decay: float = 0.0
-    l1: float = 0.0
+    weight_decay: Annotated[float | None, option("RATE", "(default: 0)")] = None
+    """For all but proximal-l1."""
+    l1: Annotated[float | None, option("WEIGHT", "(default: 0)")] = None
     """Weight of the l1 norm, for proximal-l1."""
     knee: Annotated[float | None, option("K", "(default: 1)")] = None
     """Where the potential becomes quadratic, for mirror-adam; 0: nowhere."""
@@ -90,6 +99,7 @@ class Train:
         from mirrorhead_lab.training.run_folder import check_run_folder
 
         folder = self.out or Path("runs") / self._name(chosen)
+        check_writable(folder)
         check_run_folder(folder)  # before the data are read, which may take a minute
         sets = self._sets(chosen, group)
         loggers: list[Logger] = [Console()] if group.is_first else []
@@ -125,8 +135,8 @@ class Train:
         from mirrorhead_lab.training import preset
 
         name = self._preset_name()
-        try:
-            chosen = preset(name, self._rule(), self.p)
+        with options.user_errors(ValueError, command=self):
+            chosen = preset(name, self._rule(), USUAL_P if self.p is None else self.p)
             if chosen.data != self.task:
                 raise UserError(f"--preset {name} is for {chosen.data}, not for {self.task}")
             given = ("epochs", "batch_size", "schedule", "warmup", "clip", "stop_at")
@@ -136,23 +146,37 @@ class Train:
             if self.parallel == "fsdp":  # torch's fused SGD knows no sharded tensors
                 changes["fused"] = False
             return replace(chosen, training=replace(chosen.training, **changes))
-        except ValueError as error:
-            raise UserError(str(error)) from error
 
     def _rule(self) -> OptimizerSettings | None:
-        """Return the optimizer that the options name; None for mirror descent at a known rate."""
+        """Return the optimizer that the options name; None for the preset's at a known rate."""
+        from mirrorhead.potentials import check_p
         from mirrorhead_lab.training import OptimizerSettings
-        from mirrorhead_lab.training.presets import usual_knee
+        from mirrorhead_lab.training.presets import usual_knee, usual_optimizer
+        from mirrorhead_lab.training.settings import OPTIONS
 
-        names = ("momentum", "normalize", "weight_decay", "l1")
-        given: dict[str, Any] = {name: getattr(self, name) for name in names}
+        usual = usual_optimizer(self._preset_name())
+        name = self.optimizer or usual
+        known = ("p", "momentum", "normalize", "weight_decay", "l1", "knee")
+        given: dict[str, Any] = {
+            key: value for key in known if (value := getattr(self, key)) is not None
+        }
+        for key in given:
+            if key not in OPTIONS[name]:
+                own = ", ".join(map(options.spelled, ("lr", *OPTIONS[name])))
+                raise UserError(f"{options.spelled(key)} is not an option of {name}; it has {own}")
+        if "p" in OPTIONS[name]:
+            given["p"] = check_p(given.get("p", USUAL_P))
+        if given.get("knee") and given["p"] >= 2:
+            raise UserError(f"--knee is for p below 2, got p = {given['p']:g}")
         if self.lr is None:
-            if self.optimizer != "mirror-descent" or any(given.values()) or self.knee is not None:
-                raise UserError(f"--lr is needed for {self.optimizer} with these options")
-            return None
-        p = self.p if self.optimizer in ("mirror-descent", "mirror-adam") else None
-        given["knee"] = usual_knee(self.optimizer, p) if self.knee is None else self.knee
-        return OptimizerSettings(self.optimizer, lr=self.lr, p=p, **given)
+            others = [options.spelled(key) for key in given if key != "p"]
+            if name == usual and not others:
+                return None
+            raise UserError(
+                f"--lr is needed for {name}{' with ' * bool(others)}{', '.join(others)}"
+            )
+        given.setdefault("knee", usual_knee(name, given.get("p")))
+        return OptimizerSettings(name, lr=self.lr, **given)
 
     def _preset_name(self) -> str:
         return self.preset or ("laptop" if self.task == "imdb" else "laptop-vit")

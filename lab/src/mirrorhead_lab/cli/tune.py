@@ -16,6 +16,7 @@ from mirrorhead._files import remove_folder, write_atomically, write_json
 from mirrorhead_lab.cli import options
 from mirrorhead_lab.cli.options import option
 from mirrorhead_lab.runtime.errors import UserError
+from mirrorhead_lab.runtime.folders import check_folder, check_writable
 
 if TYPE_CHECKING:
     from mirrorhead_lab.datasets import Sentences
@@ -64,10 +65,9 @@ class Tune:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a folder is all that is read
         if not 0 < self.keep <= 1:
             raise UserError(f"--keep must be above 0 and at most 1, got {self.keep}")
-        from mirrorhead_lab.datasets import DataError
         from mirrorhead_lab.models.pretrained import PretrainedError
 
-        with options.user_errors(DataError, PretrainedError, ValueError, OSError):
+        with options.user_errors(PretrainedError, ValueError, command=self):
             return self._tune()
 
     def _tune(self) -> int:
@@ -91,6 +91,7 @@ class Tune:
         if _finished(folder, about):
             return self._show(folder, base)
         config = classifier_config(task.classes, settings.max_length)
+        check_writable(folder)
         model = PretrainedClassifier(base, len(task.classes))
         model.config = config
         weights = sum(matrix.numel() for matrix in model.train_matrices().values())
@@ -202,10 +203,9 @@ def _finished(folder: Path, about: dict[str, Any]) -> bool:
     from mirrorhead_lab.runtime.json_files import read_json
     from mirrorhead_lab.training.run_folder import LOCK
 
-    if not folder.exists() or {path.name for path in folder.iterdir()} <= {LOCK}:
-        return False
+    check_folder(folder, "run", (SETTINGS,), {LOCK})
     if not (folder / SETTINGS).exists():
-        raise UserError(f"{folder} is not empty and holds no run: choose a new or empty folder")
+        return False
     there = read_json(folder / SETTINGS, dict[str, Any])
     for key, value in about.items():
         if there.get(key) != value:

@@ -34,8 +34,8 @@ import scipy.sparse as sp
 from scipy.sparse.csgraph import connected_components
 
 from mirrorhead._files import sha256_of
-from mirrorhead_lab.datasets.sources import locate, published_sha256
-from mirrorhead_lab.runtime.errors import DataError
+from mirrorhead_lab.datasets.sources import locate, published_sha256, require
+from mirrorhead_lab.runtime.errors import DataError, reason
 
 NEGATIVE, POSITIVE = 0, 1
 IMDB_PER_FOLDER = 12_500
@@ -95,7 +95,7 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None
     except (OSError, ValueError) as error:  # not UTF-8, or a zero byte in the name
-        raise DataError(f"{path} cannot be read: {error}") from error
+        raise DataError(f"{path} cannot be read: {reason(error)}") from error
     if not text.strip():
         raise DataError(f"{path} is empty")
     return text
@@ -335,6 +335,7 @@ def imdb_protocol(
     those that are also in test, which stays as published, and those of counterfactual pairs. The
     rest is split by `validation_split`.
     """
+    require("imdb", "cad", folder=folder, download=download)
     whole = load_imdb("train", folder, download=download, partial=partial)
     test = load_imdb("test", folder, download=download, partial=partial)
     kept = whole.take(without(whole, test.texts))

@@ -19,7 +19,7 @@ import numpy as np
 from mirrorhead._files import sha256_of
 from mirrorhead_lab.datasets.reviews import read_text, text_key
 from mirrorhead_lab.datasets.sources import locate
-from mirrorhead_lab.runtime.errors import DataError
+from mirrorhead_lab.runtime.errors import DataError, reason
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +104,7 @@ def load_own_sentences(path: Path) -> Sentences:
     try:
         content = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
+        raise DataError(f"{path} cannot be read: {reason(error)}") from error
     texts, labels = [], []
     for number, row in (_json_rows if path.suffix == ".jsonl" else _csv_rows)(path, content):
         text, label = row.get("text"), row.get("label")
@@ -151,6 +151,10 @@ def _csv_rows(path: Path, content: str) -> list[tuple[int, dict]]:
         raise DataError(f"{path}, after line {reader.line_num}: not CSV: {error}") from error
     finally:
         csv.field_size_limit(limit)
+    columns = reader.fieldnames or []
+    if not {"text", "label"} <= set(columns):
+        there = f"it names {', '.join(map(repr, columns))}" if columns else "the file is empty"
+        raise DataError(f"{path}: the first line must name the columns text and label; {there}")
     for number, row in rows:
         if None in row:  # what is left of a line when all columns are filled
             raise DataError(

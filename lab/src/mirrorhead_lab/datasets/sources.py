@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import os
+import shlex
 import shutil
 import tarfile
 import time
@@ -22,6 +23,7 @@ from platformdirs import user_cache_path
 
 from mirrorhead._files import new_folder, sync
 from mirrorhead_lab.runtime.errors import DataError
+from mirrorhead_lab.runtime.folders import check_no_file, check_writable
 from mirrorhead_lab.runtime.progress import ProgressBars
 
 Folder: TypeAlias = "str | Path | None"  # of all data sets; None: see `data_root`
@@ -121,24 +123,43 @@ def published_sha256(name: str, file: str) -> str:
     return next(remote.sha256 for remote in SOURCES[name].remotes if remote.name == file)
 
 
-def locate(name: str, folder: str | Path | None = None, *, download: bool = False) -> Path:
+def locate(name: str, folder: Folder = None, *, download: bool = False) -> Path:
     """Return the folder of one data set; with `download` it is downloaded if missing."""
-    if name not in SOURCES:
-        raise ValueError(f"name must be one of {', '.join(SOURCES)}, got {name!r}")
-    source, root = SOURCES[name], data_root(folder)
-    path = root / source.folder
-    if path.is_dir():
-        return path
+    require(name, folder=folder, download=download)
+    return data_root(folder) / SOURCES[name].folder
+
+
+def require(*names: str, folder: Folder = None, download: bool = False) -> None:
+    """Refuse to begin while data sets are missing, and name all of them; or download them."""
+    for name in names:
+        if name not in SOURCES:
+            raise ValueError(f"name must be one of {', '.join(SOURCES)}, got {name!r}")
+    root = data_root(folder)
+    check_no_file(root, "the folder of data sets")
+    missing = [name for name in names if not (root / SOURCES[name].folder).is_dir()]
     if download:
-        return fetch_source(source, root)
-    raise DataError(
-        f"{name}: there is no folder {path}. Put {source.folder}/ there as its authors publish it"
-        f" ({', '.join(remote.url for remote in source.remotes)}), or set MIRRORHEAD_DATA to the"
-        f' folder that has it, or have it fetched: mirrorhead_lab.datasets.download("{name}")'
+        for name in missing:
+            fetch_source(SOURCES[name], root)
+    elif missing:
+        raise DataError(_how_to_get(missing, root))
+
+
+def _how_to_get(missing: list[str], root: Path) -> str:
+    folders = [SOURCES[name].folder for name in missing]
+    one = len(missing) == 1
+    there = f"is no folder {folders[0]}" if one else f"are no folders {', '.join(folders)}"
+    size = sum(remote.size for name in missing for remote in SOURCES[name].remotes) / 1e6
+    command = ["mirrorhead", "download", *missing]
+    command += ["--data", str(root)] if root.absolute() != data_root().absolute() else []
+    them, they_are = ("it", "it is") if one else ("them", "they are")
+    return (
+        f"{', '.join(missing)}: there {there} in {root}. To download {them} ({size:,.1f} MB):"
+        f" {shlex.join(command)} (train and tune do it with --download). If {they_are}"
+        " elsewhere, give that folder by --data or MIRRORHEAD_DATA"
     )
 
 
-def download(name: str, folder: str | Path | None = None) -> Path:
+def download(name: str, folder: Folder = None) -> Path:
     """Download "imdb", "cifar10", "eraser", "cad", "sentences" or "bert", unless it is there."""
     return locate(name, folder, download=True)
 
@@ -150,6 +171,7 @@ def fetch_source(source: Source, root: Path, *, pause: float = 1.0) -> Path:
     """
     path, waiting = root / source.folder, root / f".mirrorhead-download-{source.name}"
     lock = waiting.with_suffix(".lock")
+    check_writable(root)
     root.mkdir(parents=True, exist_ok=True)
     with FileLock(lock, poll_interval=0.5):
         if not path.is_dir():

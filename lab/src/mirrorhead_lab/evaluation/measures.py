@@ -23,6 +23,7 @@ from mirrorhead_lab.datasets.batches import even_batches
 from mirrorhead_lab.datasets.cifar10 import Pictures, load_cifar10
 from mirrorhead_lab.datasets.encoded import Encoded, encode, load_tokenizer
 from mirrorhead_lab.datasets.reviews import Pairs, Rationales, load_cad, load_eraser, load_imdb
+from mirrorhead_lab.datasets.sources import require
 from mirrorhead_lab.evaluation import rationales, sparsity
 from mirrorhead_lab.evaluation.attention_reading import normalized_entropy
 from mirrorhead_lab.evaluation.results import SHARES, SPLITS
@@ -103,6 +104,13 @@ class EvaluationData:
             split: load_cad(split, self.folder, partial=self.partial) for split in SPLITS["cad"]
         }
 
+    def require(self, parts: Iterable[str]) -> None:
+        """Refuse to begin while data sets are missing that these parts are measured on."""
+        sets = [name for part in parts for name in SETS.get(part, (self.kind, "bert"))]
+        texts = self.kind == "imdb"
+        wanted = [name for name in dict.fromkeys(sets) if texts or name != "bert"]
+        require(*wanted, folder=self.folder)
+
     def digest(self, part: str) -> str:
         """Return a hash of the data that a part is measured on; an error if they are missing."""
         if part not in self._digests:
@@ -138,8 +146,10 @@ def measure(
         parts: which; all that fit the run if None.
         tell: called with the name of each part before it is computed.
     """
-    # All stamps first: data that are missing are named before the work.
-    stamps = {part: stamp(run.folder, data, part) for part in check_parts(run, parts)}
+    # What is missing is named before the work: data first, all at once.
+    asked = check_parts(run, parts)
+    data.require(asked)
+    stamps = {part: stamp(run.folder, data, part) for part in asked}
     found = {}
     for part, wanted in stamps.items():
         kept = _read(run.folder)
@@ -286,3 +296,5 @@ MEASURES: dict[str, Callable[[Run, EvaluationData], dict[str, Any]]] = {
     "milestones": _milestones,
 }
 TEXTS_ONLY = ("eraser", "cad")
+#: The data sets of a part; those that are not here use what the run was trained on.
+SETS = {"weights": (), "eraser": ("eraser", "bert"), "cad": ("cad", "bert")}

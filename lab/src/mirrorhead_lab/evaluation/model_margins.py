@@ -16,6 +16,7 @@ import torch
 from mirrorhead._files import write_json
 from mirrorhead_lab.datasets.encoded import load_tokenizer
 from mirrorhead_lab.datasets.reviews import imdb_protocol, load_imdb, read_text
+from mirrorhead_lab.datasets.sources import require
 from mirrorhead_lab.evaluation.head_margins import (
     PS,
     Batch,
@@ -30,6 +31,7 @@ from mirrorhead_lab.models.attention_maps import Query
 from mirrorhead_lab.models.pretrained import PretrainedError, load_encoder
 from mirrorhead_lab.models.pretrained import load_tokenizer as load_encoders_tokenizer
 from mirrorhead_lab.runtime.errors import SweepError, UserError
+from mirrorhead_lab.runtime.folders import check_folder, check_writable
 from mirrorhead_lab.runtime.jobs import Backend, Failure, Work, interrupts
 from mirrorhead_lab.runtime.json_files import read_json
 from mirrorhead_lab.training import load_run
@@ -86,6 +88,8 @@ def _measure_run(folder: Path, settings: MarginSettings, progress: Progress) -> 
     model = run.preset.model
     if not isinstance(model, TextSettings):
         raise UserError(f"{folder} is a run on {run.preset.data}, which has no texts")
+    sets = ("bert",) if settings.texts is not None else ("imdb", "cad", "bert")
+    require(*sets, folder=settings.data)
     length = min(settings.tokens, model.max_length)
     tokenizer = load_tokenizer(settings.data, max_length=length, partial=settings.partial)
     texts = _texts(settings, trained_on=True)
@@ -169,6 +173,8 @@ def measure_sweep(
     Files that are there are read, and must have been measured alike. If runs fail, the others are
     kept, and a SweepError names what failed; the same call tries again.
     """
+    check_writable(out)
+    check_folder(out, "margins", ("*.json",))
     tasks = [(out / f"{name}.json", folder) for name, folder in final_runs(sweep).items()]
     find = functools.partial(_find, settings)
     store = functools.partial(_store, settings)

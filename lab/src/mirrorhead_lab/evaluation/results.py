@@ -9,6 +9,7 @@ refused with the file and the place in it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -77,6 +78,18 @@ class Histogram(Struct, frozen=True):
         uneven = max(abs(a + b) for a, b in zip(edges, reversed(edges), strict=True))
         if len(counts) % 2 or uneven > 1e-6 * edges[-1]:
             raise ValueError("edges must be symmetric about 0, which is one of them")
+
+    def count_from(self, size: float) -> float:
+        """Return how many values are at least `size` in magnitude, interpolated within bins.
+
+        >>> Histogram((-2.0, -1.0, 0.0, 1.0, 2.0), (1, 2, 4, 3)).count_from(1.5)
+        2.0
+        """
+        found = 0.0
+        for (low, high), count in zip(pairwise(self.edges), self.counts, strict=True):
+            near, far = sorted((abs(low), abs(high)))
+            found += count * min(max((far - size) / (far - near), 0.0), 1.0)
+        return found
 
 
 class WeightStatistics(Struct, frozen=True):
@@ -163,6 +176,12 @@ class RunResults(Struct, frozen=True):
     test_accuracy: Share
     measures: Measures
     seconds_per_epoch: float | None = None
+
+    @property
+    def best_kept_accuracy(self) -> float:
+        """The best test accuracy of the epochs whose weights were kept, the measured one too."""
+        kept = self.measures.milestones.values()
+        return max([self.test_accuracy, *(one.test_accuracy for one in kept)])
 
 
 class TriedRate(Struct, frozen=True):
@@ -307,7 +326,10 @@ def write_results(path: Path, results: ComparisonResults) -> None:
 def check_free(path: Path) -> None:
     """Refuse to overwrite a file that is not a file of results."""
     if path.exists():
-        there = read_json(path, dict[str, Any]) if path.is_file() else {}
+        there: dict[str, Any] = {}
+        if path.is_file():
+            with suppress(RunError):
+                there = read_json(path, dict[str, Any])
         if "study" not in there:
             raise RunError(f"{path} is not a file of results: choose another name")
 

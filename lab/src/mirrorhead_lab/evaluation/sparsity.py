@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
 
 import torch
 from torch import Tensor, nn
 
-#: The paper's threshold: weights of this size and above are shown in Figure 8.
-LARGE = 0.06
+#: The paper's threshold: weights of this size and above are shown in Figure 8. And the width of
+#: its models.
+LARGE, WIDTH = 0.06, 384
+
+
+def large_from(width: int) -> float:
+    """Return the size from which a weight counts as large in a model of this width.
+
+    Initial weights are uniform within 1/sqrt(width). At the paper's width all of them are below
+    its threshold, so Figure 8 counts weights that training made large. The same threshold would
+    lie among the initial weights of a narrower model, so it is scaled as they are.
+
+    >>> large_from(384), round(large_from(64), 3)
+    (0.06, 0.147)
+    """
+    return LARGE * math.sqrt(WIDTH / width)
 
 
 def attention_weights_by_kind(model: nn.Module) -> dict[str, Tensor]:

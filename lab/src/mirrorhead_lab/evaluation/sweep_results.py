@@ -12,7 +12,13 @@ from typing import Any
 
 import torch
 
-from mirrorhead_lab.evaluation.measures import EvaluationData, check_parts, measure
+from mirrorhead_lab.evaluation.measures import (
+    MEASURES,
+    TEXTS_ONLY,
+    EvaluationData,
+    check_parts,
+    measure,
+)
 from mirrorhead_lab.evaluation.results import (
     RUN_RESULTS,
     ComparisonResults,
@@ -26,6 +32,7 @@ from mirrorhead_lab.evaluation.results import (
     write_results,
 )
 from mirrorhead_lab.runtime.errors import RunError
+from mirrorhead_lab.runtime.folders import check_writable
 from mirrorhead_lab.runtime.jobs import worker_processes
 from mirrorhead_lab.runtime.json_files import from_plain, read_json
 from mirrorhead_lab.runtime.progress import ProgressBars
@@ -94,10 +101,13 @@ def collect(
         data, partial: as in `load_sets`.
     """
     check_free(Path(out))
+    check_writable(Path(out).parent)
     path = find_record(sweep)
     record = read_json(path, _Record)
     asked = record.asked
     base = asked.run(OptimizerSettings("sgd"), seed=0)
+    parts = [part for part in MEASURES if base.data == "imdb" or part not in TEXTS_ONLY]
+    EvaluationData(base.data, folder=data).require(parts)
     sets = load_sets(base, data, partial=partial)
     names = [run.run for one in record.tuned for run in one.final if not run.diverged]
     folders = [path.parent / name for name in dict.fromkeys(names)]

@@ -1,9 +1,9 @@
 """Robustness to the start: from where does descent find locally optimal tokens, and how soon?
 
-The theorems ask that W(0) lies in a narrow cone around a locally optimal solution (`cones`
-shows how narrow); no start here does. Starts differ in scale and in distribution, on the
-problems of Figure 4. A path whose tokens are not locally optimal at the paper's number of steps
-is continued, up to `patience` times as long.
+The theorems ask that W(0) lies in a narrow cone around a locally optimal solution, with a large
+norm (`cones` shows how narrow and how large); no start here does. Starts differ in scale and in
+distribution, on the problems of Figure 4. A path whose tokens are not locally optimal at the
+paper's number of steps is continued, up to `patience` times as long.
 
 The normalised rule moves the dual variable u by lr at each step, so that a start with a large
 ||u(0)||, such as normal 10, is left behind late.

@@ -34,6 +34,9 @@ from mirrorhead_lab.runtime.errors import UserError
 from mirrorhead_lab.runtime.fingerprints import code_of, digest
 
 FORMAT = 2
+#: Functions of an experiment's module that do not change what it computes.
+PRESENTING = ("draw", "verdict")
+RUN = "run.json"
 
 
 class DamagedResult(ValueError):
@@ -45,7 +48,7 @@ def claim(out: Path, experiment: Experiment[Any], settings: TrialSettings) -> No
 
     Only the number of trials may differ: more of them add to what is there, fewer use a part.
     """
-    path = out / experiment.name / "run.json"
+    path = out / experiment.name / RUN
     wanted = _identity(experiment, settings)
     content = _encode({**wanted, "version": __version__})
     try:
@@ -111,7 +114,7 @@ def load(out: Path, experiment: Experiment[Any], settings: TrialSettings) -> Res
 
 def stored(out: Path, experiment: Experiment[Any]) -> Result[Any] | None:
     """Return the whole result that the folder holds; None if it is incomplete or of other code."""
-    path = out / experiment.name / "run.json"
+    path = out / experiment.name / RUN
     if not path.exists():
         return None
     try:
@@ -130,7 +133,7 @@ def _identity(experiment: Experiment[Any], settings: TrialSettings) -> dict[str,
     return {
         "format": FORMAT,
         "experiment": experiment.name,
-        "code": code_of(experiment.run, (experiment.draw, experiment.verdict)),
+        "code": code_of(experiment.run, PRESENTING),
         "settings": settings_to_json(settings),
     }
 

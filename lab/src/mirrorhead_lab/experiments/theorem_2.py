@@ -6,6 +6,10 @@ along the path. For the constant rule N^(p-2) dN = exp(-N) dk follows, that is
     dN / d log k = 1 / (1 + (p-2) / N),      which tends to 1: N grows like log k.
 
 The normalized rule moves the dual variable by a fixed length, so N grows like k^(1/(p-1)).
+
+The theorem is about starts in a cone around the max-margin solution, with a norm above some R. The
+starts here are near 0, outside of it. So Remark 1's step is computed twice: along these paths, and
+along the axis of the cone, W = N W_mm.
 """
 
 from __future__ import annotations
@@ -24,6 +28,9 @@ from mirrorhead_lab.experiments.experiment import Experiment, Result, TrialSetti
 from mirrorhead_lab.plots import GREY, NORM, Figure, legend_below, median_band, panels
 from mirrorhead_lab.verdicts import Verdict, judge, listed
 
+#: N where Remark 1's step is computed on the axis of the cone.
+AXIS = (2.0, 5.0, 10.0, 30.0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(TrialSettings):
@@ -39,10 +46,11 @@ class Settings(TrialSettings):
 
 
 def run(settings: Settings) -> dict[str, torch.Tensor]:
-    """For each p: "constant p" and "normalized p", the norms over ||W_mm||, and "allowed p",
-    Remark 1's step along the constant path, (trials, records). growth: dN / d log k over the
-    last decade of the constant rule, power: d log N / d log k of the normalized one, flips: how
-    many weights changed sign, (trials, exponents)."""
+    """For each p "constant p" and "normalized p", the norms over ||W_mm||, and "allowed p",
+    Remark 1's step along the constant path, (trials, records); "axis p", that at `AXIS` times
+    W_mm of its last tokens. growth: dN / d log k over the last decade of the constant rule, power:
+    d log N / d log k of the normalized one, flips: how many weights changed sign, (trials,
+    exponents)."""
     problem = random_problem(settings.trials, first=settings.first)
     init = random_weights(problem, settings.scale, settings.first)
     quick_rule = (settings.normalized_steps, settings.normalized_lr, "normalized")
@@ -51,22 +59,25 @@ def run(settings: Settings) -> dict[str, torch.Tensor]:
     for p, lr in zip(settings.p, settings.lr, strict=True):
         path = descend_anyway(problem, p, settings.steps, lr, "constant", init=init, record=records)
         quick = descend_anyway(problem, p, *quick_rule, init=init, record=quick_records)
-        unit = attention_svm(problem.X, problem.z, path.tokens, p).norm
+        solution = attention_svm(problem.X, problem.z, path.tokens, p)
+        unit = solution.norm
         quick_unit = attention_svm(problem.X, problem.z, quick.tokens, p).norm
         quick_norm = PNorm(p).norm(quick.W, (-2, -1)) / quick_unit  # (records, trials)
         times = quick.steps[1:].double().unsqueeze(-1).expand_as(quick_norm[1:])
         allowed = torch.stack([largest_step(problem, W, p) for W in path.W])
+        axis = torch.stack([largest_step(problem, N * solution.W, p) for N in AXIS])
         signs = path.W.sign()
         row = {
             "constant": (PNorm(p).norm(path.W, (-2, -1)) / unit).T,
             "normalized": quick_norm.T,
             "allowed": allowed.where(allowed.isfinite(), torch.nan).T,
+            "axis": axis.where(axis.isfinite(), torch.nan).T,
             "growth": log_growth(path) / unit,
             "power": fitted_slope(times, quick_norm[1:]),
             "flips": (signs[1:] * signs[:-1] < 0).any(0).sum((-2, -1)),
         }
         rows.append(row)
-    return joined(settings.p, rows, "constant", "normalized", "allowed")
+    return joined(settings.p, rows, "constant", "normalized", "allowed", "axis")
 
 
 def verdict(result: Result[Settings]) -> Verdict:
@@ -78,6 +89,7 @@ def verdict(result: Result[Settings]) -> Verdict:
     unbounded = bool((result["growth"] > 0).all() and (result["power"] > 0).all())
     least = [np.nanmin(allowed, 1) for allowed in result.each("allowed")]  # (trials,) each
     remark = (
+        "The theorem is about starts in a cone, and these are near 0. "
         f"The largest step that Remark 1 allows along the path: "
         f"{listed(map(np.median, least), '.3g')} (median over trials; least "
         f"{listed(map(np.min, least), '.2g')})."
@@ -85,10 +97,13 @@ def verdict(result: Result[Settings]) -> Verdict:
     flips = (result["flips"] > 0).sum(0)
     for p, lr, allowed, trials in zip(settings.p, settings.lr, least, flips, strict=True):
         if p > 2 and trials:
+            axis = np.nanmin(result[f"axis {p:g}"], 0)
             remark += (
                 f" For p = {p:g} it is 0 wherever a weight is 0, and weights change sign in "
-                f"{trials} of {settings.trials} trials: no constant step is allowed "
-                f"there; lr = {lr:g}, above it in {(allowed < lr).sum()} trials, diverges too."
+                f"{trials} of {settings.trials} trials: from these starts no constant step is "
+                f"allowed, and lr = {lr:g}, above it in {(allowed < lr).sum()} trials, diverges "
+                f"too. On the axis of the cone, W = N W_mm, it is at least {listed(axis)} at N = "
+                f"{listed(AXIS, 'g')}."
             )
     return judge(
         f"p = {listed(settings.p, 'g')}: N = ||W|| / ||W_mm|| gains {listed(middle, '.2f')} for "
@@ -139,6 +154,7 @@ EXPERIMENT = Experiment(
     draw=draw,
     verdict=verdict,
     chunk=50,
-    may_be_nan=("allowed 1.75", "allowed 2", "allowed 3"),  # no limit: the loss is concave there
+    may_be_nan=tuple(f"{name} {p}" for name in ("allowed", "axis") for p in ("1.75", "2", "3")),
+    # NaN: no limit, since the loss is concave there
     extent=("steps", "normalized_steps"),
 )

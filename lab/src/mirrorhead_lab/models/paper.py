@@ -2,7 +2,8 @@
 
 Text: post-norm blocks as in Vaswani et al. 2017, the last layer linear in the first token, [CLS].
 Sizes 3, 4 and 6 are the number of blocks and of heads in each. Width 384, hidden width 1536,
-dropout .2 and "no biases" are the authors' settings; positions are learned. `TextClassifier`
+dropout .2 and "no biases" are the authors' settings; positions are learned. The authors' code has
+GELU instead of ReLU, no dropout after the embeddings, and one logit. `TextClassifier`
 computes the same numbers as the plain formula, but nothing that is not used: batches are
 padded to their own longest text, and the last block has a row for [CLS] alone.
 

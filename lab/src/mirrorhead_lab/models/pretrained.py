@@ -211,11 +211,17 @@ def load_tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        words = tokenizer.get_vocab().keys() - set(tokenizer.all_special_tokens)
     except Exception as error:  # the library has no class for them: a damaged file is any of many
         raise PretrainedError(
             f"the tokenizer in {folder} cannot be read: {type(error).__name__}: {error}"
         ) from error
+    if not words:  # the library makes an empty one, for which every text is unknown
+        raise PretrainedError(
+            f"{folder} has no tokenizer: files such as tokenizer.json are missing"
+        )
+    return tokenizer
 
 
 def load_encoder(folder: Path) -> Any:

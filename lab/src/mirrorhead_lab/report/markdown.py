@@ -17,7 +17,7 @@ from mirrorhead._files import write_atomically
 from mirrorhead_lab.findings.finding import Finding, Part
 from mirrorhead_lab.findings.table import Table, markdown, word
 from mirrorhead_lab.report.studies import NAMES
-from mirrorhead_lab.runtime.errors import UserError
+from mirrorhead_lab.runtime.errors import UserError, reason
 
 MARK = re.compile(r"^<!-- (begin ([\w-]+)|end) -->$", re.MULTILINE)
 
@@ -26,8 +26,8 @@ def write_markdown(path: Path, parts: Sequence[Part]) -> None:
     """Fill the marks of the page, and write its figures to images/ beside it."""
     try:
         text = path.read_text("utf-8")
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {reason(error)}") from error
     new = fill(text, blocks(parts), str(path))
     for figure in (figure for part in parts for figure in part.figures):
         if f"begin {figure.name} " in text:

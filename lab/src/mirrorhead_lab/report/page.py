@@ -5,6 +5,7 @@ The page of attention shows maps on sentences that one can point at: the paper's
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections import Counter
@@ -12,15 +13,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from markupsafe import Markup
 
 from mirrorhead._files import write_atomically
 from mirrorhead._version import __version__
+from mirrorhead_lab.experiments import storage
 from mirrorhead_lab.findings.figures import share_letters
 from mirrorhead_lab.findings.finding import GROUPS, WORDS, Finding, Part
 from mirrorhead_lab.findings.formulas import equation, plain_text, powers, with_formulas
 from mirrorhead_lab.runtime.errors import UserError
+from mirrorhead_lab.runtime.folders import check_folder, check_writable
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -40,6 +44,15 @@ def check_free(path: Path) -> None:
         raise UserError(f"{path} is not a report of {GENERATOR}; choose another name, or move it")
 
 
+def check_place(page: Path) -> None:
+    """Refuse a folder in which experiments and their report cannot be written."""
+    folder = page.parent
+    check_writable(folder)
+    check_free(page)
+    # The documentation may have been built there before.
+    check_folder(folder, "experiments", (page.name, f"*/{storage.RUN}"), {"docs"})
+
+
 def write_report(
     path: Path,
     findings: Sequence[Finding],
@@ -48,8 +61,22 @@ def write_report(
 ) -> None:
     """Write the page, in place of an older one."""
     check_free(path)
-    docs = "docs" if (path.parent / "docs" / "paper.html").exists() else ""
-    write_atomically(path, render(findings, parts, missing, docs=docs).encode())
+    text = render(findings, parts, missing, docs=find_docs(path.parent))
+    write_atomically(path, text.encode())
+
+
+def find_docs(folder: Path) -> str:
+    """Return how a page in the folder links to a page of the docs, "" if it cannot.
+
+    The pages that `make docs` has built beside it come first, then those of the checkout around it.
+    """
+    if (folder / "docs" / "paper.html").exists():
+        return "docs/{}.html#{}"
+    there = folder.resolve()
+    for around in (there, *there.parents):
+        if (around / "docs" / "paper.md").exists() and (around / "mkdocs.yml").exists():
+            return quote(os.path.relpath(around / "docs", there)) + "/{}.md#{}"
+    return ""
 
 
 def render(
@@ -65,8 +92,8 @@ def render(
         findings: the experiments, which were computed on this machine.
         parts: studies, read from stored results, with claims of their own.
         missing: what is not in the page, and the command that would make it.
-        docs: where the built documentation is, seen from the page; if it is not known, sections
-            are named instead of linked.
+        docs: how a section of the documentation is linked, such as "docs/{}.html#{}"; if it is
+            empty, sections are named instead.
     """
     environment = templates()
     environment.filters |= {"equation": equation, "formulas": with_formulas, "plain": plain_text}

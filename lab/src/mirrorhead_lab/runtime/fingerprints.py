@@ -34,23 +34,18 @@ def digest(content: Any) -> str:
     return sha256_of(text.encode())[:16]
 
 
-def code_of(
-    function: Callable[..., Any], without: tuple[Callable[..., Any], ...] = ()
-) -> dict[str, str]:
+def code_of(function: Callable[..., Any], without: tuple[str, ...] = ()) -> dict[str, str]:
     """Return a hash of each file that a function depends on, {module or C file: hash}.
 
     Args:
         function: a function of the module that computes the result.
-        without: functions of the same module that do not count, for they only present it.
+        without: names of functions of the same module that do not count, for they present it.
     """
     module = inspect.unwrap(function).__module__
     path = _file(module)
     if path is None:
         raise ValueError(f"the source of {module} cannot be found")
-    text = path.read_text("utf-8")
-    for other in without:
-        if inspect.isfunction(other) and other.__module__ == module:
-            text = text.replace(inspect.getsource(other), "")
+    text = _without(path.read_text("utf-8"), without)
     found = {module: sha256_of(text.encode())[:16]}
     todo = [*_imports(module, path)]
     while todo:
@@ -65,6 +60,15 @@ def code_of(
             files = [*source.parent.glob("*.c"), *source.parent.glob("*.h")]
             found |= {f"native/{file.name}": _hash(file) for file in files}
     return dict(sorted(found.items()))
+
+
+def _without(text: str, names: tuple[str, ...]) -> str:
+    """Return a module's source without its functions of these names."""
+    lines = text.splitlines(keepends=True)
+    for node in reversed(ast.parse(text).body):
+        if isinstance(node, ast.FunctionDef) and node.name in names:
+            del lines[node.lineno - 1 : node.end_lineno]
+    return "".join(lines)
 
 
 @cache

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
-from mirrorhead_lab.runtime.errors import UserError
+from mirrorhead_lab.runtime.errors import UserError, told
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -69,7 +69,7 @@ def attempt(compute: Callable[[T], R], task: T) -> R | Failure:
     try:
         return compute(task)
     except Exception as error:
-        return Failure(f"{type(error).__name__}: {error}", traceback.format_exc())
+        return Failure(told(error), traceback.format_exc())
 
 
 def local(jobs: int | None = None) -> Backend:

@@ -19,6 +19,7 @@ from filelock import FileLock, Timeout
 
 from mirrorhead._files import write_json
 from mirrorhead_lab.runtime.errors import RunError, SweepError
+from mirrorhead_lab.runtime.folders import check_writable
 from mirrorhead_lab.runtime.jobs import Backend, Failure, Work, interrupts
 from mirrorhead_lab.runtime.json_files import append_json_line, read_json, read_json_lines
 from mirrorhead_lab.studies.study import Row, Rows, Study, Trial
@@ -68,6 +69,7 @@ def make(
         runs: where runs keep what is expensive, runs/<study>/<hash>; on a cluster, shared.
     """
     path = results / study.file
+    check_writable(results)
     missing = read_rows(study, path).missing()
     for task in dict.fromkeys(trial.task for trial in missing):
         _loaded(study.load, task, data)

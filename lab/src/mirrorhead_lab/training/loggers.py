@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mirrorhead._files import write_atomically
-from mirrorhead_lab.runtime.errors import RunError, UserError
+from mirrorhead_lab.runtime.errors import RunError, UserError, reason
 from mirrorhead_lab.runtime.progress import ProgressBars
 
 Kind = Literal["start", "step", "epoch", "end"]
@@ -61,7 +61,7 @@ def read_log(path: Path) -> list[tuple[str, dict[str, Any]]]:
     except FileNotFoundError:
         return []
     except (OSError, UnicodeDecodeError) as error:
-        raise RunError(f"{path} cannot be read: {error}") from error
+        raise RunError(f"{path} cannot be read: {reason(error)}") from error
     found = []
     for number, line in enumerate(text.splitlines(keepends=True), start=1):
         try:

@@ -13,11 +13,12 @@ from typing import Any, Literal, cast
 
 from torch import nn
 
+from mirrorhead.potentials import check_p
 from mirrorhead_lab.datasets.batches import Examples
 from mirrorhead_lab.datasets.cifar10 import Pictures, load_cifar10
 from mirrorhead_lab.datasets.encoded import encode, load_tokenizer
 from mirrorhead_lab.datasets.reviews import imdb_protocol
-from mirrorhead_lab.datasets.sources import Folder
+from mirrorhead_lab.datasets.sources import Folder, require
 from mirrorhead_lab.models import TextClassifier, TextSettings, ViT, ViTSettings
 from mirrorhead_lab.training.settings import (
     OPTIMIZERS,
@@ -63,7 +64,7 @@ PRESETS = {
         TextSettings.laptop(),
         TrainSettings(epochs=5, batch_size=32, schedule="cosine", clip=1.0, fused=True),
     ),
-    # As the paper trains: a constant rate until 99.5 %, and the weights at the end.
+    # Like the paper's training: a constant rate until 99.5 %, and the weights at the end.
     "laptop-to-the-end": Preset(
         "imdb",
         TextSettings.laptop(),
@@ -113,7 +114,7 @@ def preset(name: str, optimizer: OptimizerSettings | None = None, p: float = 1.1
     if name not in PRESETS:
         raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
     found = PRESETS[name]
-    optimizer = optimizer or _usual_optimizer(name, p)
+    optimizer = optimizer or _usual_settings(name, p)
     return replace(found, training=replace(found.training, optimizer=optimizer))
 
 
@@ -126,15 +127,22 @@ def usual_knee(name: str, p: float | None) -> float:
     return 1.0 if name == "mirror-adam" and p is not None and p < 2 else 0.0
 
 
-def _usual_optimizer(name: str, p: float) -> OptimizerSettings:
-    if name == "laptop-vit":
-        return OptimizerSettings("mirror-adam", lr=3e-3, p=p, knee=usual_knee("mirror-adam", p))
+def usual_optimizer(name: str) -> OptimizerName:
+    """Return the optimizer of a preset for which a learning rate is known."""
+    return "mirror-adam" if name == "laptop-vit" else "mirror-descent"
+
+
+def _usual_settings(name: str, p: float) -> OptimizerSettings:
+    check_p(p)
+    optimizer = usual_optimizer(name)
+    if optimizer == "mirror-adam":
+        return OptimizerSettings(optimizer, lr=3e-3, p=p, knee=usual_knee(optimizer, p))
     if p not in RATES[name]:
         raise ValueError(
             f"no learning rate is known for p = {p:g} in {name}, only for"
-            f" {', '.join(f'{k:g}' for k in RATES[name])}: give one"
+            f" {', '.join(f'{k:g}' for k in RATES[name])}: give another p, or a rate (--lr)"
         )
-    return OptimizerSettings("mirror-descent", lr=RATES[name][p], p=p)
+    return OptimizerSettings(optimizer, lr=RATES[name][p], p=p)
 
 
 def load_sets(
@@ -147,6 +155,7 @@ def load_sets(
     how = {"download": download, "partial": partial}
     if chosen.data == "imdb":
         assert isinstance(chosen.model, TextSettings)
+        require("imdb", "cad", "bert", folder=folder, download=download)
         tokenizer = load_tokenizer(folder, max_length=chosen.model.max_length, **how)
         found = imdb_protocol(folder, **how)
         return Sets(*(encode(x, tokenizer) for x in (found.train, found.validation, found.test)))
@@ -244,7 +253,7 @@ COMPARISONS = {
         },
         seeds=(0, 1, 2, 3, 4),
     ),
-    # Constant rates until 99.5 % of the training reviews are right, as the paper trains.
+    # Constant rates until 99.5 % of the training reviews are right, like the paper's.
     "imdb-to-the-end": Comparison(
         "laptop-to-the-end",
         {

@@ -17,6 +17,7 @@ A folder that is neither empty nor a run is refused before anything in it is cha
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -30,9 +31,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load
 from torch import nn
 
-from mirrorhead._files import is_temporary, remove_leftovers, sha256_of, write_json
+from mirrorhead._files import remove_leftovers, sha256_of, write_json
 from mirrorhead_lab.models import TextSettings, ViTSettings
 from mirrorhead_lab.runtime.errors import RunError
+from mirrorhead_lab.runtime.folders import check_folder
 from mirrorhead_lab.runtime.json_files import from_plain, read_bytes, read_json
 from mirrorhead_lab.training.presets import Preset
 from mirrorhead_lab.training.settings import TrainSettings
@@ -91,11 +93,7 @@ def check_run_folder(folder: Path) -> dict[str, Any] | None:
         _read_preset(folder)
     if own & names:
         own |= {"lock", "checkpoints"}
-    if foreign := sorted(name for name in names - own if not is_temporary(name)):
-        raise RunError(
-            f"{folder} is not empty and holds no run (it has {foreign[0]!r}):"
-            " choose a new or empty folder"
-        )
+    check_folder(folder, "run", (), own)
     return None
 
 
@@ -119,6 +117,8 @@ def locked_folder(folder: Path, *, wait: bool = False) -> Iterator[None]:
     except Timeout:
         raise BlockingIOError(f"{folder} is in use by another process") from None
     except OSError as error:
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise  # it says so itself
         why = f"the file system cannot lock files ({error.strerror})"
         raise OSError(error.errno, why, str(path)) from error
     with lock:  # which releases it

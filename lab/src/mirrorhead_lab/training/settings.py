@@ -14,6 +14,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from mirrorhead.optim import MirrorAdam, MirrorDescent
 from mirrorhead.optim._sharded import local
+from mirrorhead.potentials import check_p
 
 OptimizerName = Literal["mirror-descent", "mirror-adam", "adamw", "sgd", "proximal-l1"]
 OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
@@ -59,7 +60,7 @@ class OptimizerSettings:
         if "p" in own:
             if self.p is None:
                 raise ValueError(f"{self.name} needs p")
-            check("p", self.p, low=1, open_low=True)
+            check_p(self.p)
         check("momentum", self.momentum, low=0, below=1)
         check("weight_decay", self.weight_decay, low=0)
         check("l1", self.l1, low=0)
@@ -154,7 +155,9 @@ def check(
 ) -> None:
     if not (value > low if open_low else value >= low) or not value < below:
         than = "greater than" if open_low else "at least"
-        limit = "" if below == math.inf else f" and less than {below:,}"
+        limit = f" and less than {below:,}"
+        if below == math.inf:
+            limit = " and finite" * isinstance(value, float)
         raise ValueError(f"{name} must be {than} {low:g}{limit}, got {value!r}")
 
 

@@ -26,6 +26,7 @@ from mirrorhead_lab.datasets.batches import fingerprint
 from mirrorhead_lab.datasets.sources import data_root
 from mirrorhead_lab.runtime.errors import Diverged, SweepError
 from mirrorhead_lab.runtime.fingerprints import digest
+from mirrorhead_lab.runtime.folders import check_folder, check_writable
 from mirrorhead_lab.runtime.jobs import Backend, Failure, Work, interrupts, local
 from mirrorhead_lab.training import run_folder
 from mirrorhead_lab.training.loop import ARITHMETIC, complete_run, read_score
@@ -36,6 +37,8 @@ Candidates = Mapping[str, Sequence[OptimizerSettings]]
 
 _ONE_AT_A_TIME = threading.Lock()  # torch's random numbers belong to the whole process
 DIVERGED = "diverged.json"
+#: Files of which a folder of runs has at least one, also after a kill.
+OWN = ("sweep-*.json", f"*/{run_folder.LOCK}", f"*/{run_folder.SETTINGS}", f"*/{run_folder.PRESET}")
 
 
 @dataclass(frozen=True)
@@ -148,6 +151,8 @@ def sweep(
     asked = Asked.of(base, candidates, seeds, epochs)
     failures = asked.record(out).with_suffix(".failures.txt")
     first = asked.run(next(iter(candidates.values()))[0], seeds[0])
+    check_writable(Path(out))
+    check_folder(Path(out), "runs", OWN)
     _, prints = _trial_sets(first, source, partial)  # encode once
     runner = _Runner(backend or local(jobs), prints, listener or (lambda *_: None))
 

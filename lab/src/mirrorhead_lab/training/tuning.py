@@ -49,7 +49,7 @@ class TuneSettings:
         for name in ("texts", "epochs", "batch_size", "max_length"):
             if getattr(self, name) is not None:
                 check(name, getattr(self, name), low=1)
-        check("seed", self.seed, low=0)
+        check("seed", self.seed, low=0, below=2**63)
         check("warmup", self.warmup, low=0, below=1)
 
 
@@ -62,7 +62,7 @@ def default_reach(p: float) -> float:
     >>> [round(default_reach(p), 3) for p in (1.05, 1.1, 1.3, 1.5, 2)]
     [1.5, 1.5, 0.102, 0.016, 0.004]
     """
-    return min(1.5, 1e-3 * 4 ** (1 / (p - 1)))
+    return min(1.5, 1e-3 * 4 ** min(1 / (p - 1), 10))
 
 
 def full_steps(factors: Sequence[float]) -> float:

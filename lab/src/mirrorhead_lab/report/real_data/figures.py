@@ -11,6 +11,7 @@ import numpy as np
 from mirrorhead_lab.evaluation.results import KINDS, SHARES, ComparisonResults, Histogram
 from mirrorhead_lab.findings.figures import PartFigure
 from mirrorhead_lab.plots import COLOURS, Figure, legend_below, mean_band, panels
+from mirrorhead_lab.report.real_data.large_weights import threshold
 
 CAPTIONS = {
     "accuracy": "Test accuracy of all final runs: a dot for each seed, a line at the mean.",
@@ -82,8 +83,6 @@ def pruning(study: ComparisonResults) -> Figure:
 
 def weights(study: ComparisonResults) -> Figure:
     """Histograms of the sizes of attention's weights."""
-    from mirrorhead_lab.evaluation.sparsity import LARGE
-
     figure, axes = panels(3, height=3.6, sharey=True)
     optimizers = [one for one in study.trained if one.name in SHOWN] or study.trained[:4]
     for axis, kind in zip(axes, KINDS, strict=True):
@@ -93,7 +92,7 @@ def weights(study: ComparisonResults) -> Figure:
             seen = np.where(density > 0, density, np.nan)  # 0 has no place on a log axis
             axis.stairs(seen, edges, baseline=None, linewidth=1.5, **line)
             axis.plot(edges[-1], density[-1], "o", color=line["color"], markersize=4, clip_on=False)
-        axis.axvline(LARGE, color="#5c6370", linestyle=":", linewidth=1)
+        axis.axvline(threshold(study), color="#5c6370", linestyle=":", linewidth=1)
         axis.set(yscale="log", xlabel="size of a weight", title=f"W_{kind[0].upper()}")
     axes[0].set_ylabel("share of weights\nper unit of size")
     legend_below(figure, axes[0], columns=4)
