@@ -190,7 +190,8 @@ def test_divergences_keep_their_digits(
 ) -> None:
     """Matrices of one entry, against 60 digits."""
     a = b * (1 + sign * distance)
-    got = psi.divergence(*(torch.tensor([[x]], dtype=torch.float64) for x in (a, b)))
+    one, two = (torch.tensor([[x]], dtype=torch.float64) for x in (a, b))
+    got = psi.divergence(one, two)
     exact = exact_divergence(psi, a, b)
     assert abs(float(got) - exact) <= 1e-9 * abs(exact)
 

@@ -136,7 +136,7 @@ def model(data: Posed) -> dict[str, Any]:
         "direction": weights.direction,
         "log norm": weights.log_norm,
         "head": head.value,
-        "reach": problem.reach(1.5),
+        "reach": problem.reach(mh.PNorm(3)),
     }
 
 

@@ -190,10 +190,11 @@ def descend(
                 run = stored
                 _check_kept(wanted, steps, run)
         advance = _stepper(problem, rules)
-        remark_1 = rule == "constant" and isinstance(geometry, PNorm)
-        if remark_1:  # the check is costly: it warns once
+        # Remark 1 is about the p-norm.
+        exponent = geometry.p if rule == "constant" and isinstance(geometry, PNorm) else None
+        if exponent is not None:  # the check is costly: it warns once
             warned = warn_if_too_large(
-                problem, geometry.p, lr, {n: w for n, (w, _) in parameters.items()}, 0
+                problem, exponent, lr, {n: w for n, (w, _) in parameters.items()}, 0
             )
         stops = sorted(k for k in wanted | {steps} if k >= run.step)
         saved = time.monotonic()
@@ -211,8 +212,8 @@ def descend(
                     weights = {name: rules[name].recorded(run.states[name]) for name in rules}
                     _check_finite(weights, stop, lr)
                     run.records[stop] = weights
-                    if remark_1 and stop > 0 and not warned:
-                        warned = warn_if_too_large(problem, geometry.p, lr, weights, stop)
+                    if exponent is not None and stop > 0 and not warned:
+                        warned = warn_if_too_large(problem, exponent, lr, weights, stop)
         if file is not None:
             save_checkpoint(file, key, run)
     kept = torch.tensor(sorted(wanted))

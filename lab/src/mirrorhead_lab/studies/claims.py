@@ -26,6 +26,7 @@ from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, get_args
 
+from mirrorhead_lab.evaluation.large_weights import counted
 from mirrorhead_lab.evaluation.results import KINDS, ComparisonResults
 from mirrorhead_lab.findings.finding import Finding
 from mirrorhead_lab.findings.intervals import Interval, intervals_figure
@@ -37,7 +38,6 @@ from mirrorhead_lab.findings.statistics import (
     welch,
 )
 from mirrorhead_lab.findings.table import Cell, Table, number, word
-from mirrorhead_lab.report.real_data.large_weights import counted
 from mirrorhead_lab.training.presets import PRESETS
 from mirrorhead_lab.verdicts import Verdict, Word, judge
 
