@@ -182,6 +182,9 @@ def test_one_changed_bit_of_a_checkpoint_is_noticed(trained: Path, name: str) ->
         flip(path)
     with pytest.raises(RunError, match=rf"{name} is damaged.*Delete .*step-"):
         run(trained)
+    path.unlink()
+    with pytest.raises(RunError, match=rf"{name} cannot be read.*Delete .*step-"):
+        run(trained)
 
 
 @pytest.mark.parametrize("state", ["[]", "3", "{}", '{"step": 1}', "\xff", ""])
@@ -238,6 +241,9 @@ def test_a_changed_cache_of_encoded_texts_is_refused(tmp_path: Path, name: str) 
         path.write_bytes(changed)
         with pytest.raises(DataError, match=r"is damaged .* delete"):
             encode(texts, tokenizer, tmp_path)
+    path.unlink()
+    with pytest.raises(DataError, match=r"is damaged .* delete"):
+        encode(texts, tokenizer, tmp_path)
     path.write_bytes(original)
     assert len(encode(texts, tokenizer, tmp_path)) == 2
 

@@ -84,17 +84,6 @@ def test_the_loop_is_the_plain_loop(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_every_optimizer_learns_the_task(tmp_path: Path) -> None:
-    for i, name in enumerate(OPTIMIZERS):
-        _, outcome = run(
-            tmp_path / str(i), name, epochs=8, schedule="constant", checkpoint_every=99
-        )
-        first, last = outcome.epochs[0], outcome.epochs[-1]
-        assert last["train_loss"] < first["train_loss"], name
-        assert outcome.best_accuracy > 0.6, name
-
-
-@pytest.mark.slow
 def test_a_batch_in_pieces_is_the_same_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -394,18 +383,6 @@ def test_a_file_system_without_links_has_copies(
     assert weights(tmp_path / "linked") == weights(tmp_path / "copied")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json"])
-def test_a_damaged_checkpoint_is_refused(tmp_path: Path, name: str) -> None:
-    run(tmp_path)
-    (tmp_path / "result.json").unlink()
-    path = checkpoints(tmp_path / "checkpoints")[-1] / name
-    for damage in (lambda: path.write_bytes(path.read_bytes()[:-40]), path.unlink):
-        damage()
-        with pytest.raises(RunError, match=rf"{name}.*Delete"):
-            run(tmp_path)
-
-
 def test_checkpoints_of_other_models_are_refused(tmp_path: Path) -> None:
     model = nn.Linear(3, 2)
     optimizer = build_optimizer(model, OPTIMIZERS["sgd"])
@@ -420,15 +397,6 @@ def test_checkpoints_of_other_models_are_refused(tmp_path: Path) -> None:
         with pytest.raises(RunError, match=says):
             load_checkpoint(path, other, [build_optimizer(other, OPTIMIZERS["sgd"])])
         assert all(map(torch.equal, other.parameters(), before))
-
-
-def test_what_a_kill_left_behind_is_removed(tmp_path: Path) -> None:
-    run(tmp_path, epochs=1)
-    left = tmp_path / "checkpoints" / ".mirrorhead-tmp-abc_1234-step-00000003"
-    left.mkdir()
-    (tmp_path / ".mirrorhead-tmp-abcdefgh-result.json").write_text("{")
-    run(tmp_path, epochs=1)
-    assert not list(tmp_path.rglob(".*"))
 
 
 def shell(*command: str | Path) -> None:

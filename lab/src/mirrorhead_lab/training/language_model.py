@@ -9,7 +9,6 @@ the steps between two validations.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -123,11 +122,10 @@ def loss_of(model: nn.Module, windows: Tensor, batch: int = 64) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """A trained model, the validation loss every `record_every` steps, and the time it took."""
+    """A trained model, and the validation loss every `record_every` steps."""
 
     model: GPT
     curve: tuple[float, ...]
-    cpu_seconds: float
 
 
 def train(
@@ -147,12 +145,11 @@ def train(
     (optimizer,) = task.optimizers
     after = None if after_step is None else lambda step: after_step(step, task.model, optimizer)
     loop = Loop(task, after_step=after)
-    began = time.process_time()
     with suppress(Diverged):
         loop.run()
     whole = loop.at.epochs[: settings.steps // settings.record_every]
     curve = tuple(epoch["validation_loss"] for epoch in whole)
-    return Trained(task.model, curve, time.process_time() - began)
+    return Trained(task.model, curve)
 
 
 class LanguageModelling(Task[GPT]):

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from torch import nn
 
-from mirrorhead.potentials import check_p
-from mirrorhead_lab.datasets import Examples, encode, find, load_tokenizer
+from mirrorhead.geometry._powers import check_p
+from mirrorhead_lab.datasets import Examples, Splits, encode, find, load_tokenizer
 from mirrorhead_lab.datasets.dataset import Kind
 from mirrorhead_lab.datasets.sources import Folder, require
 from mirrorhead_lab.models import TextClassifier, TextSettings, ViT, ViTSettings
@@ -38,6 +38,10 @@ USUAL_DATA: dict[Kind, str] = {"text": "imdb", "images": "cifar10"}
 USUAL_PRESET: dict[Kind, str] = {"text": "laptop", "images": "laptop-vit"}
 
 
+#: What a run reads: the test set is scored once, at the end.
+Sets: TypeAlias = Splits[Examples]
+
+
 @dataclass(frozen=True)
 class Preset:
     """A model and how to train it on data of one kind; and of a run, on which data set.
@@ -58,16 +62,6 @@ class Preset:
     def for_classes(self, classes: tuple[str, ...]) -> Preset:
         """Return the preset for a data set with these classes."""
         return replace(self, classes=classes, model=replace(self.model, classes=len(classes)))
-
-
-@dataclass(frozen=True)
-class Sets:
-    """Training set, validation set, the test set that is scored once at the end, and classes."""
-
-    train: Examples
-    validation: Examples
-    test: Examples
-    classes: tuple[str, ...]
 
 
 PRESETS = {
@@ -171,13 +165,12 @@ def load_sets(
         raise DataError(f"{data.name} is a set of {data.kind}, the preset is for {chosen.kind}")
     how: Any = {"download": download, "partial": partial}
     if not isinstance(chosen.model, TextSettings):
-        found = data.read(folder, **how)
-        return Sets(found.train, found.validation, found.test, found.classes)
+        return data.read(folder, **how)
     require(*data.sources, "bert", folder=folder, download=download)
     tokenizer = load_tokenizer(folder, max_length=chosen.model.max_length, **how)
     found = data.read(folder, **how)
     parts = (encode(part, tokenizer) for part in (found.train, found.validation, found.test))
-    return Sets(*parts, classes=found.classes)
+    return Splits(found.name, found.classes, *parts)
 
 
 @dataclass(frozen=True)
