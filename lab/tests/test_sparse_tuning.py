@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mirrorhead import MirrorAdam
-from mirrorhead.potentials import PNorm
+from mirrorhead.geometry import PNorm
 from mirrorhead_lab.training.sparse_tuning import CenteredAdam, identical, lp_link
 
 

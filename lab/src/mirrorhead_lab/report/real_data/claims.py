@@ -21,9 +21,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from mirrorhead_lab.evaluation.large_weights import counted
 from mirrorhead_lab.evaluation.results import KINDS, ComparisonResults
 from mirrorhead_lab.findings.finding import Finding
-from mirrorhead_lab.report.real_data.large_weights import counted
 from mirrorhead_lab.studies.claims import (
     MARGIN,
     Claim,
