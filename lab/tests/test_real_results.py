@@ -20,10 +20,10 @@ from mirrorhead_lab.evaluation.results import (
 from mirrorhead_lab.evaluation.sparsity import large_from
 from mirrorhead_lab.findings.statistics import Difference, outcome, welch
 from mirrorhead_lab.report.real_data import part
+from mirrorhead_lab.report.real_data.claims import CLAIMS, claims_of, judge_claim, judge_study
 from mirrorhead_lab.report.real_data.figures import drawings, sizes
 from mirrorhead_lab.report.real_data.tables import tables
 from mirrorhead_lab.runtime.errors import RunError
-from mirrorhead_lab.studies.claims import CLAIMS, claims_of, judge_claim, judge_study
 from mirrorhead_lab.training.presets import PRESETS
 from results_cases import Level, made_up, write
 

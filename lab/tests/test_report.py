@@ -24,9 +24,9 @@ from mirrorhead_lab.plots import panels
 from mirrorhead_lab.report.findings import judged, unfinished
 from mirrorhead_lab.report.page import render, write_report
 from mirrorhead_lab.report.real_data import part
+from mirrorhead_lab.report.real_data.claims import claims_of, judge_claim
 from mirrorhead_lab.report.studies import study_parts
 from mirrorhead_lab.report.terminal import print_findings, print_summary
-from mirrorhead_lab.studies.claims import claims_of, judge_claim
 from mirrorhead_lab.verdicts import Verdict
 from results_cases import Level, made_up, write
 
