@@ -4,7 +4,7 @@
     python benchmarks/language_model.py rates   # equal learning rates for all, on a smaller model
     python benchmarks/language_model.py longer  # three times as many steps as in the study
 
-docs/language-models.md has the tables. The study itself is `mirrorhead study language-model`.
+docs/evidence/language-model.md has the tables. The study itself is `mirrorhead study language-model`.
 """
 
 from __future__ import annotations

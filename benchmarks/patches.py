@@ -75,7 +75,7 @@ def _lr(*rates: float, **fixed: float) -> tuple[dict[str, float], ...]:
 
 #: The settings of each method that tuning compares. TREC was the task of development: on its
 #: validation data, ours was screened in about 30 runs, proximal l1 in 23, the soft threshold in 11
-#: and sinh in 5 (docs/patches-math.md). The grids were fixed before the other tasks' test data were
+#: and sinh in 5 (docs/evidence/patches-screening.md). The grids were fixed before the other tasks' test data were
 #: read, but for two of the five settings of proximal l1, which were added after that of SST-2.
 SETTINGS = {
     "mirror": ({"p": 1.02, "reach": 1.5}, {"p": 1.03, "reach": 1.5}, {"p": 1.05, "reach": 1.5}),

@@ -70,7 +70,7 @@ def judge(runs: Runs, claim: Claim) -> Finding:
         claim,
         partial(_values, runs),
         command=COMMAND,
-        docs=("results", "fine-tuning-a-pretrained-encoder"),
+        docs=("evidence/fine-tuning", "verdicts"),
         about=f"{len(SEEDS)} seeds for each method at its chosen rate. To make the runs:",
         left_out=f" Diverged, and counted as 50 %: {'; '.join(gone)}." if gone else "",
     )

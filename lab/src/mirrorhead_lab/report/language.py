@@ -88,7 +88,7 @@ def judge(runs: Runs, claim: Claim) -> Finding:
         claim,
         partial(_values, runs),
         command=COMMAND,
-        docs=("language-models", "results"),
+        docs=("evidence/language-model", "results"),
         about=f"{len(SEEDS)} seeds for each method at its chosen rate. To make the runs:",
         left_out=f" Diverged, and counted as {GUESS:.2f}: {'; '.join(gone)}." if gone else "",
     )

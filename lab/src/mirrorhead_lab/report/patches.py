@@ -82,7 +82,7 @@ def judge_task(runs: Runs, task: str) -> Finding:
         " than every other method with one training run if 0.1 % or 0.03 % of the weights may"
         " change.",
         command=f"{COMMAND} --tasks {task}",
-        docs=("patches", "results"),
+        docs=("evidence/patches", "verdicts"),
         about="To make the runs:",
     )
     rows, failed, measured = [], {}, []
