@@ -9,7 +9,7 @@ A rival has levels, around which its runs scatter by the seed:
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -17,7 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from mirrorhead_lab.evaluation import fine_tuning_results, language_results
+from mirrorhead_lab.studies import language_model
+from mirrorhead_lab.studies.engine import append_row
+from mirrorhead_lab.studies.study import Row, Rows, Study, Trial
 from mirrorhead_lab.training.presets import COMPARISONS
 
 DRAWN = 0.001  # the standard deviation of what scatters
@@ -146,31 +148,33 @@ def _near(value: float, rng: np.random.Generator) -> float:
     return float(value + DRAWN * rng.standard_normal())
 
 
-def language_run(
-    key: tuple[str, float, int], test: float = 2.0, pruned: float = 3.0
-) -> language_results.LanguageRun:
-    """A run of the study of language models with these losses."""
-    return language_results.LanguageRun(
-        method=key[0], lr=key[1], seed=key[2], steps=100, characters=100, curve=(3.0, test),
-        validation=test, test=test, pruned=dict.fromkeys(language_results.SHARES, pruned),
-        weights=language_results.WeightSizes(1.0, 0.1, 0.5), cpu_seconds=1.0,
-    )  # fmt: skip
+def filled(study: Study[Any], measure: Callable[[Trial], Any]) -> Rows[Any]:
+    """All rows of a study, in its order, with what `measure` says of each run."""
+    rows = Rows(study)
+    while missing := rows.missing():
+        more = {trial: Row(trial, measure(trial), 1.0) for trial in missing}
+        rows = Rows(study, {**rows.by_trial, **more})
+    return rows
 
 
-def fine_tuning_run(
-    key: fine_tuning_results.Key,
-    validation: float | None = 0.8,
-    test: float = 0.8,
-    pruned: float = 0.7,
-) -> fine_tuning_results.FineTuningRun:
-    """A run of the study of fine-tuning; without validation accuracy it diverged."""
-    scores: dict[str, Any] = {}
-    if key.final and validation is not None:
-        scores = {
-            "test": test, "pruned": dict.fromkeys(fine_tuning_results.SHARES, pruned),
-            "attention": fine_tuning_results.AttentionSummary(0.5, 0.5), "largest_weight": 1.0,
-        }  # fmt: skip
-    return fine_tuning_results.FineTuningRun(
-        **key._asdict(), texts=fine_tuning_results.TEXTS, held_out=fine_tuning_results.HELD_OUT,
-        loss=None if validation is None else 0.3, validation=validation, cpu_seconds=1.0, **scores,
+def words(rows: Rows[Any]) -> dict[str, str]:
+    """The verdicts of a study, by the names of its claims."""
+    return {finding.name: finding.word for finding in rows.study.part(rows).findings}
+
+
+def write_rows(folder: Path, rows: Rows[Any]) -> Path:
+    """Write a study's file where it belongs."""
+    for row in rows:
+        append_row(folder / rows.study.file, row)
+    return folder / rows.study.file
+
+
+def losses(trial: Trial, test: float = 2.0, pruned: float = 3.0) -> language_model.Losses:
+    """What a run of the study of language models measures, with these losses."""
+    if not trial.final:
+        return language_model.Losses(curve=(3.0, test), validation=test)
+    return language_model.Losses(
+        curve=(3.0, test), validation=test, test=test,
+        pruned=dict.fromkeys(language_model.SHARES, pruned),
+        weights=language_model.WeightSizes(1.0, 0.1, 0.5),
     )  # fmt: skip

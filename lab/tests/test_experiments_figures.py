@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from experiment_cases import doctored, tiny
+from mirrorhead.geometry import PNorm
 from mirrorhead.margin import attention_svm, svm
 from mirrorhead.paths.descent import descend, recorded_steps
-from mirrorhead.potentials import PNorm
 from mirrorhead.synthetic import random_problem, random_weights
 from mirrorhead.tokens import locally_optimal
 from mirrorhead_lab.experiments import (

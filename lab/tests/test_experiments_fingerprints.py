@@ -83,7 +83,7 @@ def test_public_names_lead_to_their_modules(
     (tmp_path / f"{name}.py").write_text(f"{line}\n\ndef run(p):\n    return p\n")
     monkeypatch.syspath_prepend(tmp_path)
     found = code_of(importlib.import_module(name).run)
-    assert found.keys() >= {name, "mirrorhead.potentials"}
+    assert found.keys() >= {name, "mirrorhead.geometry.pnorm"}
     assert ("mirrorhead.paths.descent" in found) is whole
     assert not any(key.startswith("mirrorhead_lab") for key in found)
 

@@ -12,9 +12,9 @@ import torch
 
 import mirrorhead as mh
 from experiment_cases import doctored, tiny
+from mirrorhead.geometry import PNorm
 from mirrorhead.margin import attention_svm
 from mirrorhead.paths.descent import descend, recorded_steps
-from mirrorhead.potentials import PNorm
 from mirrorhead.synthetic import random_problem, random_weights
 from mirrorhead.tokens import cone_constants
 from mirrorhead_lab.experiments import (

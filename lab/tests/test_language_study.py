@@ -1,8 +1,7 @@
-"""The study of language models: fair runs, a file that is checked, verdicts by the rule."""
+"""The study of language models: fair runs, and verdicts by the rule."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,25 +10,19 @@ import numpy as np
 import pytest
 import torch
 
-from mirrorhead_lab.evaluation.language_results import (
+from mirrorhead_lab.models.gpt import GPT, GPTSettings
+from mirrorhead_lab.studies import language_model, language_model_moves
+from mirrorhead_lab.studies.language_model import (
     LATER,
     METHODS,
     RATES,
     SEEDS,
     SHARES,
-    TABLE_SEEDS,
-    TOTAL,
-    TUNING_SEED,
-    LanguageRun,
-    append_run,
-    chosen_rate,
-    compute,
-    load_runs,
-    missing,
+    STUDY,
+    Losses,
+    run,
 )
-from mirrorhead_lab.models.gpt import GPT, GPTSettings
-from mirrorhead_lab.report.language import part
-from mirrorhead_lab.runtime.errors import RunError
+from mirrorhead_lab.studies.study import Row, Rows, Trial
 from mirrorhead_lab.training.language_model import (
     Corpus,
     LanguageSettings,
@@ -38,7 +31,7 @@ from mirrorhead_lab.training.language_model import (
     train,
     windows,
 )
-from results_cases import language_run
+from results_cases import filled, losses, words
 
 SMALL = LanguageSettings(
     GPTSettings(length=8, dim=8, layers=1, heads=2),
@@ -47,7 +40,7 @@ SMALL = LanguageSettings(
     record_every=4,
     windows=6,
 )
-Key = tuple[str, float, int]
+Loss = Callable[[str, float, int], float]
 
 
 @pytest.fixture(scope="module")
@@ -81,40 +74,40 @@ def test_methods_start_alike_and_see_the_same_text(corpus: Corpus) -> None:
     assert train(corpus, SMALL, Method(), 1e-2, seed=4).curve != pytest.approx(one.curve, abs=1e-3)
 
 
-def test_a_run_is_measured_and_read_back(corpus: Corpus, tmp_path: Path) -> None:
-    runs = [compute(corpus, SMALL, name, 3e-3, 0) for name in METHODS]
-    for run in runs:
-        append_run(tmp_path / "runs.jsonl", run)
-    assert list(load_runs(tmp_path / "runs.jsonl").values()) == runs
-    assert load_runs(tmp_path / "nothing.jsonl") == {}
-    assert set(runs[0].pruned) == set(SHARES) and runs[0].characters == 12 * 2 * 8
+def test_a_final_run_scores_the_model_that_tuning_kept(corpus: Corpus, tmp_path: Path) -> None:
+    for name in METHODS:
+        tuning = Trial(method=name, setting={"lr": 3e-3}, seed=0)
+        final = Trial(method=name, setting={"lr": 3e-3}, seed=0, final=True)
+        seen = run(tuning, corpus, tmp_path / name, SMALL)
+        assert seen.test is None and not seen.pruned and len(seen.curve) == 3
+        whole = run(final, corpus, tmp_path / name, SMALL)
+        assert (whole.curve, whole.validation) == (seen.curve, seen.validation)
+        assert whole.test and set(whole.pruned) == set(SHARES) and whole.weights
+        assert run(final, corpus, tmp_path / "other", SMALL) == whole  # trained again
 
 
-def study(loss: Callable[[str, float, int], float]) -> dict[Key, LanguageRun]:
-    """All runs of the study, in its order."""
-    runs: dict[Key, LanguageRun] = {}
-    while (key := next(missing(runs), None)) is not None:
-        runs[key] = language_run(key, loss(*key), pruned=loss(*key) + 1)
-    return runs
+def study(loss: Loss) -> Rows[Losses]:
+    """All runs of the study; test losses after pruning are larger by 1."""
+
+    def measured(trial: Trial) -> Losses:
+        one = loss(trial.method, trial.setting["lr"], trial.seed)
+        return losses(trial, one, one + 1)
+
+    return filled(STUDY, measured)
 
 
 def test_every_method_is_tuned_alike_and_every_rate_has_three_seeds() -> None:
-    order: list[Key] = []
     # Each method has another best rate.
     best = {name: RATES[k % len(RATES)] for k, name in enumerate(METHODS)}
-    runs = study(lambda name, lr, seed: order.append((name, lr, seed)) or 2 + (lr != best[name]))
-    assert {name: chosen_rate(runs, name) for name in METHODS} == best
-    assert len(runs) == TOTAL and {order[-1][:2]} < {*LATER}
+    rows = study(lambda name, lr, seed: 2 + (lr != best[name]))
+    assert {name: rows.chosen(name) for name in METHODS} == {n: {"lr": best[n]} for n in METHODS}
     for name in METHODS:
         for lr in RATES:
-            seeds = {seed for m, rate, seed in runs if (m, rate) == (name, lr)}
-            assert seeds == {TUNING_SEED, *(SEEDS if lr == best[name] else TABLE_SEEDS)}
-        tuning = max(order.index((name, lr, TUNING_SEED)) for lr in RATES)
-        assert tuning < min(k for k, key in enumerate(order) if key[0] == name and key[2])
-
-
-def words(runs: dict[Key, LanguageRun]) -> dict[str, str]:
-    return {finding.name: finding.word for finding in part(runs).findings}
+            found = {row.trial.seed for row in rows if row.trial.final and
+                     (row.trial.method, row.trial.setting["lr"]) == (name, lr)}  # fmt: skip
+            assert found == {0, *(SEEDS if lr == best[name] else (1, 2))}
+    # A final run with the tuning seed has the training of tuning.
+    assert rows.trainings() == 7 * (4 + 5 + 3 * 2) + 4 * 5
 
 
 def test_verdicts_follow_the_rule() -> None:
@@ -140,85 +133,46 @@ def test_rates_that_adamw_alone_was_given_can_qualify_the_verdict() -> None:
         return 2.1 - ours + 0.01 * (seed % 3) - (0.1 if (name, lr) == level else 0.0)
 
     level = ("AdamW", 1.7e-3)
-    runs = study(loss)
-    (finding, *_), table = part(runs).findings, part(runs).tables[2]
+    rows = study(loss)
+    (finding, *_), table = STUDY.part(rows).findings, STUDY.part(rows).tables[2]
     assert finding.verdict and finding.word == "holds with a remark"
     assert "minus AdamW at 0.0017: test loss +0.0000" in finding.verdict.remark
     assert [row[0].text for row in table.rows] == [name for name, _ in LATER]
     assert all("−" in row[-1].text for row in table.rows[1:]) and len(table.rows) == len(LATER)
     level = ("AdamW", 0.0)  # at no rate of the study is AdamW as good
-    assert part(study(loss)).findings[0].word == "holds"
+    assert words(study(loss))["language-better"] == "holds"
     # It is no remark on a study that lacks these runs.
-    some = {key: run for key, run in runs.items() if key[1] in RATES}
-    assert part(some).findings[0].word == "holds" and len(part(some).tables) == 3
-
-
-def test_a_study_that_is_not_finished_says_so() -> None:
-    runs = study(lambda name, lr, seed: 2 + lr + 0.01 * seed)
-    some = dict(list(runs.items())[:5])
-    assert set(words(some).values()) == {"not finished"}
-    for figure in part(some).figures:
-        figure.svg_file()
+    some = Rows(STUDY, {t: row for t, row in rows.by_trial.items() if t.setting["lr"] in RATES})
+    assert words(some)["language-better"] == "holds" and len(STUDY.part(some).tables) == 3
 
 
 def test_a_run_that_diverged_counts_against_its_method() -> None:
-    def loss(name: str, lr: float, seed: int) -> float:
-        return 2 + lr + 0.001 * seed - 0.1 * ("p=1.5" in name)
-
-    runs = study(loss)
-    assert words(runs)["language-rate-1-5"] == "holds"
-    gone = replace_diverged(runs)
-    found = {finding.name: finding for finding in part(gone).findings}
+    rows = study(lambda name, lr, seed: 2 + lr + 0.001 * seed - 0.1 * ("p=1.5" in name))
+    assert words(rows)["language-rate-1-5"] == "holds"
+    lost = Trial(method="MirrorAdam p=1.5", setting={"lr": min(RATES)}, seed=2, final=True)
+    gone = Rows(STUDY, {**rows.by_trial, lost: Row(lost, Losses(), 1.0)})
+    part = STUDY.part(gone)
+    found = {finding.name: finding for finding in part.findings}
     for name in ("language-better", "language-rate-1-5"):
         verdict = found[name].verdict
         assert verdict and verdict.word == "not decided"
         assert "counted as 4.56: MirrorAdam p=1.5" in verdict.measured
         assert "seed 2." in verdict.measured
-    results, rates, *_ = part(gone).tables
+    results, rates, *_ = part.tables
     row = next(row for row in rates.rows if row[0].text == "MirrorAdam p=1.5")
     assert "(1 diverged)" in row[1].text
     assert results.rows[0][1].text == f"{min(RATES):g} **"
 
 
-def replace_diverged(runs: dict[Key, LanguageRun]) -> dict[Key, LanguageRun]:
-    key = ("MirrorAdam p=1.5", min(RATES), 2)
-    lost = {"validation": None, "test": None, "pruned": {}, "weights": None, "curve": ()}
-    fields = {name: getattr(runs[key], name) for name in runs[key].__struct_fields__}
-    return {**runs, key: LanguageRun(**{**fields, **lost})}
+def test_a_rate_that_diverges_is_not_chosen(corpus: Corpus, tmp_path: Path) -> None:
+    wild = Trial(method="AdamW", setting={"lr": 1e30}, seed=0)
+    assert run(wild, corpus, tmp_path, SMALL) == Losses()
+    assert language_model.score(Losses()) is None
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda lines: [lines[0][:40]], r"damaged in line 1"),
-        (lambda lines: [lines[0], lines[0]], "twice, again in line 2"),
-        (
-            lambda lines: [lines[0], lines[1].replace('"steps": 100', '"steps": 9')],
-            "another length",
-        ),
-        (lambda lines: [lines[0].replace("AdamW", "Adam")], "method must be one of"),
-        (lambda lines: [lines[0].replace('"test": 2.0', '"test": null')], "all losses or none"),
-        (lambda lines: ["3"], "damaged in line 1"),
-    ],
-)
-def test_a_damaged_file_is_named(
-    tmp_path: Path, change: Callable[[list[str]], list[str]], message: str
-) -> None:
-    path = tmp_path / "runs.jsonl"
-    for seed in (0, 1):
-        append_run(path, language_run(("AdamW", 1e-3, seed)))
-    path.write_text("\n".join(change(path.read_text().splitlines())) + "\n")
-    with pytest.raises(RunError, match=message) as error:
-        load_runs(path)
-    assert str(path) in str(error.value)
-
-
-def test_kept_results_are_whole() -> None:
-    """The file in the repository, if it is there, reads and is written back as it is."""
-    path = Path(__file__).parents[2] / "results" / "language-model.jsonl"
-    for line in path.read_text().splitlines() if path.exists() else []:
-        assert json.loads(line)["steps"] == LanguageSettings().steps
-    load_runs(path)
+def test_a_run_has_all_test_scores_or_none() -> None:
+    with pytest.raises(ValueError, match="either all test scores or none"):
+        Losses(curve=(2.0,), validation=2.0, test=2.0)
 
 
 def test_settings_are_checked() -> None:
@@ -228,3 +182,17 @@ def test_settings_are_checked() -> None:
         GPTSettings(dim=10, heads=4)
     with pytest.raises(ValueError, match="at least 9 characters, got 3"):
         windows(torch.zeros(3, dtype=torch.uint8), SMALL)
+
+
+def test_the_steps_of_weights_are_measured_by_their_size(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where p < 2, small weights move less than large ones; AdamW moves all alike."""
+    monkeypatch.setattr(language_model_moves, "SETTINGS", replace(SMALL, steps=40))
+    found = {}
+    for method in ("AdamW", "MirrorAdam p=1.1"):
+        (trial,) = language_model_moves.STUDY.tuning_trials(method)
+        found[method] = language_model_moves.run(trial, corpus, tmp_path).means
+    small, large = "0.01-0.03", "1-3"
+    assert found["AdamW"][small] == pytest.approx(found["AdamW"][large], rel=0.3)
+    assert found["MirrorAdam p=1.1"][small] < 0.5 * found["MirrorAdam p=1.1"][large]

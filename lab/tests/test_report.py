@@ -191,8 +191,8 @@ def test_the_docs_have_every_section() -> None:
         return {re.sub(r"[^a-z0-9]+", "-", one.lower()).strip("-") for one in headings}
 
     assert set(NAMES) <= sections("evidence/paper")
-    for part in study_parts(ROOT / "results"):
-        for finding in part.findings:
+    for study in study_parts(ROOT / "results"):
+        for finding in study.findings:
             page, section = finding.docs
             assert section in sections(page), finding.name
 

@@ -10,6 +10,16 @@ from mirrorhead._version import __version__ as __version__
 if TYPE_CHECKING:
     from mirrorhead.cross_validation import PChoice as PChoice
     from mirrorhead.cross_validation import choose_p as choose_p
+    from mirrorhead.geometry import Centered as Centered
+    from mirrorhead.geometry import Grouped as Grouped
+    from mirrorhead.geometry import HyperbolicEntropy as HyperbolicEntropy
+    from mirrorhead.geometry import Knee as Knee
+    from mirrorhead.geometry import KSupport as KSupport
+    from mirrorhead.geometry import Norm as Norm
+    from mirrorhead.geometry import PNorm as PNorm
+    from mirrorhead.geometry import Potential as Potential
+    from mirrorhead.geometry import Schatten as Schatten
+    from mirrorhead.geometry import SoftThreshold as SoftThreshold
     from mirrorhead.margin import Check as Check
     from mirrorhead.margin import MarginSolution as MarginSolution
     from mirrorhead.margin import attention_svm as attention_svm
@@ -29,7 +39,6 @@ if TYPE_CHECKING:
     from mirrorhead.paths import joint_regularization_path as joint_regularization_path
     from mirrorhead.paths import largest_step as largest_step
     from mirrorhead.paths import regularization_path as regularization_path
-    from mirrorhead.potentials import PNorm as PNorm
     from mirrorhead.problem import AttentionProblem as AttentionProblem
     from mirrorhead.problem import Gradient as Gradient
     from mirrorhead.tokens import ConeConstants as ConeConstants
@@ -52,7 +61,8 @@ _NAMES = {
     "patches": "Patch PatchError",
     "paths": "Diagnostics Path RegularizationPath assumption_b descend diagnose"
     " joint_regularization_path largest_step regularization_path",
-    "potentials": "PNorm",
+    "geometry": "Centered Grouped HyperbolicEntropy KSupport Knee Norm PNorm Potential Schatten"
+    " SoftThreshold",
     "tokens": "ConeConstants LocalOptimality cone_constants globally_optimal_tokens"
     " locally_optimal locally_optimal_sets support_tokens token_scores",
 }

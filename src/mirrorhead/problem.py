@@ -29,8 +29,9 @@ import torch
 from torch import Tensor
 
 from mirrorhead._checks import as_floats, as_tensor, check_data, check_signs
+from mirrorhead.geometry import Norm, PNorm
+from mirrorhead.geometry._powers import check_exponent, expand, lp_norm
 from mirrorhead.losses import Loss, get_loss
-from mirrorhead.potentials import check_exponent, lp_norm
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +57,15 @@ class Gradient:
         """The gradient divided by its q-norm, 1 <= q <= inf; zero where the gradient is zero."""
         norm = lp_norm(self.mantissa, check_exponent(q, "q"), self._dims, keepdim=True)
         return self.mantissa / norm.where(norm > 0, 1)
+
+    def divided_by_dual(self, norm: Norm) -> Tensor:
+        """The gradient divided by its dual norm; zero where the gradient is zero."""
+        size = expand(norm.dual_norm(self.mantissa, self._dims), self.mantissa, self._dims)
+        return self.mantissa / size.where(size > 0, 1)
+
+    def steepest(self, norm: Norm) -> Tensor:
+        """The direction of norm 1 in which the loss grows fastest."""
+        return norm.of_each("steepest", self.mantissa, self._dims)
 
     def log_norm_of(self, q: float) -> Tensor:
         """The logarithm of the q-norm, (...); -inf for a zero gradient."""
@@ -298,18 +308,20 @@ class AttentionProblem:
         forward = self._forward(self._weights(W))
         return self._weight_gradient(forward), self._head_gradient(forward)
 
-    def reach(self, q: float) -> Tensor:
-        """How far weights of p-norm one can move a logit from its sample's mean, (...).
+    def reach(self, norm: Norm) -> Tensor:
+        """How far weights of norm one can move a logit from its sample's mean, (...).
 
-        |(x_t - mean x)' W z| <= ||W||_p ||x_t - mean x||_q ||z||_q; the largest over all tokens.
-        q is the dual exponent of p, from 1 to inf.
+        |(x_t - mean x)' W z| <= ||W|| ||(x_t - mean x) z'||_*; the largest over all tokens. For
+        the p-norm, ||a b'||_q = ||a||_q ||b||_q.
         """
-        q = check_exponent(q, "q")
         kept = torch.ones_like(self.X[..., 0]) if self.mask is None else self.mask.to(self.X)
         kept = kept.unsqueeze(-1)  # (..., n, T, 1)
         centre = (self.X * kept).sum(-2, keepdim=True) / kept.sum(-2, keepdim=True)
-        spread = lp_norm((self.X - centre) * kept, q, -1).amax(-1)  # (..., n)
-        return (spread * lp_norm(self.z, q, -1)).amax(-1)
+        rows = (self.X - centre) * kept
+        if isinstance(norm, PNorm):
+            return (norm.dual_norm(rows, -1).amax(-1) * norm.dual_norm(self.z, -1)).amax(-1)
+        outer = rows.unsqueeze(-1) * self.z[..., None, None, :]  # (..., n, T, d, c)
+        return norm.dual_norm(outer, (-2, -1)).amax((-2, -1))
 
     # -- inside: heads stand between samples and tokens, (..., n, heads, T) ---------------
 

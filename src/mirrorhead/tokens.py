@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from mirrorhead._checks import as_tensor, check_integer, check_mask, check_signs
+from mirrorhead.geometry import PNorm
+from mirrorhead.geometry._powers import check_exponent, check_p, dual_exponent, lp_norm
 from mirrorhead.margin import MarginSolution, attention_svm
 from mirrorhead.margin._certificate import active_constraints
 from mirrorhead.margin._constraints import attention_constraints
 from mirrorhead.margin._problems import Status
-from mirrorhead.potentials import PNorm, check_exponent, check_p, dual_exponent, lp_norm
 
 FINEST = 1e-13  # the smallest gap that float64 certifies for most problems
 

@@ -19,8 +19,9 @@ from mirrorhead.synthetic import random_problem, random_weights
 
 def run(problem: mh.AttentionProblem, p: float, steps: int) -> tuple[Accelerated, list[State]]:
     """All states of a run from zero."""
-    rule = Accelerated(p, 0.1, problem.reach(p / (p - 1)))
-    states = [rule.start(torch.zeros(problem.weight_shape, dtype=torch.float64), 2)]
+    norm = mh.PNorm(p)
+    rule = Accelerated(norm, 0.1, (-2, -1), problem.reach(norm))
+    states = [rule.start(torch.zeros(problem.weight_shape, dtype=torch.float64))]
     for _ in range(steps):
         states.append(rule.advance(states[-1], problem.gradient(rule.weights(states[-1]))))
     return rule, states
@@ -39,7 +40,7 @@ def slow_path(problem: mh.AttentionProblem, p: float, W: Tensor, steps: int) -> 
         norm = float(u.abs().pow(q).sum()) ** (1 / q)
         return norm ** (2 - q) * u.sign() * u.abs().pow(q - 1)
 
-    floor = 0.1 / float(problem.reach(q)) ** 2
+    floor = 0.1 / float(problem.reach(mh.PNorm(p))) ** 2
     z = x = z_at(W)
     s, B, at = floor, 0.0, {}
     for k in range(1, steps + 1):
@@ -103,7 +104,7 @@ def test_the_average_is_a_certificate_of_the_margin(p: float) -> None:
 def test_a_step_is_taken_or_taken_back() -> None:
     problem = random_problem(20)
     rule, states = run(problem, 5.0, 300)
-    floor = (0.1 / problem.reach(1.25) ** 2)[:, None, None]
+    floor = (0.1 / problem.reach(mh.PNorm(5)) ** 2)[:, None, None]
     kinds = {"longer": 0, "back": 0, "forced": 0}
     for count, (old, new) in enumerate(pairwise(states), 1):
         longer = new["step"] > old["step"]
@@ -182,15 +183,15 @@ def test_reach_bounds_what_weights_can_do(p: float, seed: int) -> None:
     W = random_weights(problem, 1.0, seed)
     logits = problem.logits(W)
     moved = (logits - logits.mean(-1, keepdim=True)).abs().amax((-2, -1))
-    bound = problem.reach(p / (p - 1)) * mh.PNorm(p).norm(W, (-2, -1))
+    bound = problem.reach(mh.PNorm(p)) * mh.PNorm(p).norm(W, (-2, -1))
     assert bool((moved <= bound * (1 + 1e-12)).all())
     one = mh.AttentionProblem(problem.X[:, :1, :1], problem.z[:, :1], problem.y[:, :1], problem.v)
-    assert not one.reach(2).any()
-    assert grad_phi(torch.zeros(3, 3), 1.25, (-1,)).eq(0).all()
+    assert not one.reach(mh.PNorm(2)).any()
+    assert grad_phi(torch.zeros(3, 3), mh.PNorm(5), (-1,))[0].eq(0).all()
     u = torch.tensor([3.0, 4.0], dtype=torch.float64)
-    assert torch.equal(grad_phi(u, 2, (-1,)), u)
+    assert torch.equal(grad_phi(u, mh.PNorm(2), (-1,))[0], u)
     squared = mh.PNorm(5).dual_norm(u) ** 2  # <grad phi(u), u> = ||u||_q^2
-    torch.testing.assert_close(grad_phi(u, 1.25, (-1,)) @ u, squared)
+    torch.testing.assert_close(grad_phi(u, mh.PNorm(5), (-1,))[0] @ u, squared)
 
 
 @pytest.mark.slow
@@ -216,7 +217,7 @@ def test_the_step_cannot_run_away(monkeypatch: pytest.MonkeyPatch) -> None:
     X = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
     problem = mh.AttentionProblem(X, X[:, 0], [1.0], [1.0, 0.0])
     rule, states = run(problem, 1.5, 400)
-    ceiling = _update_rules.LONGEST * 0.1 / problem.reach(3) ** 2
+    ceiling = _update_rules.LONGEST * 0.1 / problem.reach(mh.PNorm(1.5)) ** 2
     torch.testing.assert_close(states[-1]["step"].squeeze(), ceiling)
     assert bool(rule.recorded(states[-1]).isfinite().all())
 

@@ -1,4 +1,4 @@
-"""Which max-margin problem an optimizer solves: the table of docs/evidence/limits.md, computed again."""
+"""Which max-margin problem an optimizer solves: docs/evidence/limits.md, computed again."""
 
 from __future__ import annotations
 

@@ -21,11 +21,12 @@ from mirrorhead import native
 from mirrorhead.losses import LOSSES, Loss
 from mirrorhead.paths import _compiled, _update_rules, descent
 from mirrorhead.paths._compiled import Loop, compiled_loop
-from mirrorhead.paths._update_rules import Accelerated, Constant, Normalized, State, grad_phi
+from mirrorhead.paths._update_rules import Accelerated, Normalized, Rule, State, grad_phi
 from mirrorhead.paths.diagnostics import fitted_slope, observed_rate, theorem_rate
 from mirrorhead.problem import Gradient
 from mirrorhead.synthetic import example_2, random_problem, random_weights
 
+BOTH = (-2, -1)
 needs_library = pytest.mark.skipif(not native.available(), reason="the C library was not built")
 HALF_ZERO = torch.tensor([0.0, 1.0]).reshape(2, 1, 1).expand(2, 10, 3)  # in the first trial
 
@@ -218,7 +219,7 @@ def test_the_compiled_loop_takes_the_same_steps(p, loss, shape, scale, seed) -> 
     n, T, d = shape
     problem = random_problem(3, n, T, d, seed, loss)
     u = mh.PNorm(p).mirror(random_weights(problem, scale, seed))
-    rule = Normalized(p, 0.1)
+    rule = Normalized(mh.PNorm(p), 0.1, BOTH)
     fast = compiled_loop(problem, rule)
     assert fast is not None
     state = {"u": u}
@@ -293,10 +294,10 @@ def test_the_compiled_accelerated_rule_takes_the_same_steps(
     """One step at a time, from many moments of a path: restarts, anchors, and steps taken back."""
     n, T, d = shape
     problem = random_problem(3, n, T, d, seed, loss)
-    rule = Accelerated(p, 0.1, problem.reach(p / (p - 1)))
+    rule = Accelerated(mh.PNorm(p), 0.1, BOTH, problem.reach(mh.PNorm(p)))
     fast = compiled_loop(problem, rule)
     assert fast is not None
-    state = fast(rule.start(random_weights(problem, scale, seed), 2), before)
+    state = fast(rule.start(random_weights(problem, scale, seed)), before)
     for _ in range(6):
         W = rule.weights(state)
         gradient = problem.gradient(W)
@@ -318,7 +319,7 @@ def test_the_compiled_accelerated_rule_takes_the_same_steps(
             if name == "W":  # what it consists of may cancel
                 size = size + (state["a"] * rule.reach[:, None, None]).flatten()
             error = (quick[name] - value).abs().amax((-2, -1))
-            most = 1e3 * rule.p / (rule.p - 1) * noise * (size + rule.reach)  # powers amplify it
+            most = 1e3 * p / (p - 1) * noise * (size + rule.reach)  # powers amplify it
             assert (error <= most)[alike].all(), name
         state = slow
 
@@ -328,7 +329,7 @@ def _at_the_edge(rule: Accelerated, state: State, gradient: Gradient, noise: Ten
     assert gradient.mass is not None
     z = -gradient.mantissa / gradient.mass.where(gradient.mass > 0, 1)[:, None, None]
     x = state["x"] + state["theta"] * (z - state["x"])
-    slope, step = grad_phi(x, rule.p / (rule.p - 1), (-2, -1)), z - state["z"]
+    slope, step = grad_phi(x, rule.norm, BOTH)[0], z - state["z"]
     overshoot = (slope * step).sum((-2, -1)) - _update_rules.TOLERANCE * (slope * x).sum((-2, -1))
     return overshoot.abs() <= 1e3 * noise * rule.reach * slope.abs().sum((-2, -1))
 
@@ -338,16 +339,17 @@ def _at_the_edge(rule: Accelerated, state: State, gradient: Gradient, noise: Ten
 def test_the_compiled_loop_can_be_cut_anywhere(accelerated: bool) -> None:
     problem = random_problem(4)
 
-    def looped(problem: mh.AttentionProblem) -> tuple[Constant | Accelerated, Loop]:
-        reach = problem.reach(1.4 / 0.4)
-        rule = Accelerated(1.4, 0.1, reach) if accelerated else Normalized(1.4, 0.1)
+    def looped(problem: mh.AttentionProblem) -> tuple[Rule, Loop]:
+        norm = mh.PNorm(1.4)
+        faster = Accelerated(norm, 0.1, BOTH, problem.reach(norm))
+        rule = faster if accelerated else Normalized(norm, 0.1, BOTH)
         loop = compiled_loop(problem, rule)
         assert loop is not None
         return rule, loop
 
     W = torch.randn(4, 10, 10, dtype=torch.float64)
     rule, loop = looped(problem)
-    start = rule.start(W, 2)
+    start = rule.start(W)
     before = {name: value.clone() for name, value in start.items()}
     whole = loop(start, 300)
     for name, value in before.items():
@@ -356,7 +358,7 @@ def test_the_compiled_loop_can_be_cut_anywhere(accelerated: bool) -> None:
     for count in (1, 99, 150, 50):
         parts = loop(parts, count)
     own, alone = looped(problem.trial(2))
-    one = alone(own.start(W[2], 2), 300)
+    one = alone(own.start(W[2]), 300)
     for name, value in whole.items():
         assert torch.equal(parts[name], value)
         assert torch.equal(one[name], value if name == "count" else value[2])
@@ -369,7 +371,7 @@ def test_without_the_c_library_torch_takes_over(rule: str, monkeypatch: pytest.M
     solution = mh.attention_svm(problem.X, problem.z, fast.tokens, p=2)
     monkeypatch.setattr(_compiled, "_normalized_descent", lambda: None)
     monkeypatch.setattr(_compiled, "_accelerated_descent", lambda: None)
-    assert compiled_loop(problem, Normalized(2, 0.1)) is None
+    assert compiled_loop(problem, Normalized(mh.PNorm(2), 0.1, BOTH)) is None
     slow = mh.descend(problem, 2, 500, rule=rule)
     assert torch.equal(slow.tokens, fast.tokens)
     if rule == "normalized":
@@ -566,9 +568,9 @@ def test_bad_input_is_refused(arguments: dict, message: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"p": True}, "p must be a number greater than 1, got True"),
-        ({"p": None}, "p must be a number greater than 1, got None"),
-        ({"p": "abc"}, "p must be a number greater than 1, got 'abc'"),
+        ({"p": True}, "p must be a number greater than 1 or a Potential, got True"),
+        ({"p": None}, "p must be a number greater than 1 or a Potential, got None"),
+        ({"p": "abc"}, "p must be a number greater than 1 or a Potential, got 'abc'"),
         ({"joint": "no"}, "joint must be True or False, got 'no'"),
         ({"problem": None}, "problem must be an AttentionProblem, got NoneType"),
         ({"init": "zero"}, "init must be a tensor or an array of numbers"),

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from mirrorhead import MirrorAdam, MirrorDescent, native
+from mirrorhead.geometry._powers import inverse_exponent
 from mirrorhead.optim import _native
 from mirrorhead.optim._formula import Hyper, Method, Storage, UpdateRule
 from mirrorhead.optim._native import step_native
 from mirrorhead.optim._param_state import ParamState
-from mirrorhead.potentials import inverse_exponent
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="the C library was not built")
 

@@ -22,9 +22,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import reference
 from mirrorhead import MirrorAdam, MirrorDescent, native
+from mirrorhead.geometry._powers import power
 from mirrorhead.optim import _compiled, mirror_adam, mirror_descent
 from mirrorhead.optim._fast_power import fast_power
-from mirrorhead.potentials import power
 
 IMPLEMENTATIONS: dict[str, dict[str, Any]] = {
     "loop": {"foreach": False, "fused": False},

@@ -136,7 +136,7 @@ def model(data: Posed) -> dict[str, Any]:
         "direction": weights.direction,
         "log norm": weights.log_norm,
         "head": head.value,
-        "reach": problem.reach(1.5),
+        "reach": problem.reach(mh.PNorm(3)),
     }
 
 
@@ -246,7 +246,7 @@ ENTRIES: dict[str, tuple[Callable[[Posed], dict[str, Any]], str]] = {
     "tokens": (tokens_of, " ".join(mh._HOMES["tokens"])),
 }
 # Public names that see no tokens.
-NO_TOKENS = {*mh._HOMES["optim"], *mh._HOMES["patches"], *mh._HOMES["potentials"], "svm"}
+NO_TOKENS = {*mh._HOMES["optim"], *mh._HOMES["patches"], *mh._HOMES["geometry"], "svm"}
 # Where a search by L-BFGS ends depends on rounding to its tolerance.
 SEARCHES = ("regularization_path", "joint_regularization_path")
 

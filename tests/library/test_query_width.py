@@ -51,7 +51,7 @@ def test_the_model_is_that_of_the_padded_problem(wide_tokens: bool) -> None:
     wide = pad(W, (0, d - W.shape[-1], 0, d - W.shape[-2]))
     torch.testing.assert_close(problem.loss(W), square.loss(wide))
     torch.testing.assert_close(problem.gradient(W).value, cut(square.gradient(wide).value, problem))
-    torch.testing.assert_close(problem.reach(1.5), square.reach(1.5))
+    torch.testing.assert_close(problem.reach(mh.PNorm(3)), square.reach(mh.PNorm(3)))
     torch.testing.assert_close(mh.largest_step(problem, W, 2), mh.largest_step(square, wide, 2))
 
 

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mirrorhead.geometry._powers import dual_exponent, power, snap
 from mirrorhead.margin import _doubled as doubled
 from mirrorhead.margin._constraints import Constraints, euclidean
-from mirrorhead.potentials import dual_exponent, power, snap
 
 # A' lam counts as zero when its norm is below this part of sum lam ||row||_2.
 FARKAS = 2e-9

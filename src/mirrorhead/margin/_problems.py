@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from mirrorhead._checks import is_number
+from mirrorhead.geometry._powers import check_exponent
 from mirrorhead.margin._certificate import FARKAS, Norm, certify, support_excess
 from mirrorhead.margin._constraints import Constraints, attention_constraints, svm_constraints
 from mirrorhead.margin._interior_point import SolverResult, solve
 from mirrorhead.margin._other_norms import solve_nuclear, solve_polyhedral
 from mirrorhead.margin._rounding import round_together
-from mirrorhead.potentials import check_exponent
 
 # Numbers recomputed from the same W, dual and data differ by less than this, relatively.
 ROUNDED = 1e-11

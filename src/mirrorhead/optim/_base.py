@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from mirrorhead.geometry._powers import check_p, signed_power
 from mirrorhead.optim._cached_plan import CachedPlan, can_be_kept, identical, option_values
 from mirrorhead.optim._centered import CenteredPlan, first_scale, like_param, matched_centers
 from mirrorhead.optim._checkpoints import check_complete, check_scalar, check_tensor, placed
@@ -26,7 +27,6 @@ from mirrorhead.optim._options import (
 from mirrorhead.optim._param_state import has_values, number, waits, zeros_like_param
 from mirrorhead.optim._sharded import all_finite, all_true, local, local_gradient
 from mirrorhead.optim._step import Group, Implementation, StepPlan, dither_of, wide_dtype
-from mirrorhead.potentials import check_p, signed_power
 
 Center = Literal["init"] | Mapping[str, Tensor] | Sequence[Tensor] | None
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]

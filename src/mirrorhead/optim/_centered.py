@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mirrorhead.geometry._powers import inverse_exponent, signed_power
 from mirrorhead.optim._formula import UpdateRule, accumulate, dithered
 from mirrorhead.optim._native import call_native
 from mirrorhead.optim._param_state import ParamState, has_values, is_finite, number, waits
 from mirrorhead.optim._sharded import Number, is_sharded, largest_entry, local, reduce_shards
 from mirrorhead.optim._step import Implementation, StepPlan
-from mirrorhead.potentials import inverse_exponent, signed_power
 
 _PIECE = 1 << 20  # weights at a time: bounds the scratch memory
 

@@ -31,8 +31,8 @@ def fast_power(a: Tensor, exponent: float) -> Tensor:
     >>> fast_power(torch.tensor([0.0, 1.0, 8.0]), 1 / 3)
     tensor([0., 1., 2.])
     """
+    small = a < _SMALLEST_NORMAL
     if exponent < 1:
-        small = a < _SMALLEST_NORMAL
         a = torch.where(small, a * 2.0**64, a)
     bits = a.view(torch.int32)
     n = (bits - _SQRT_HALF_BITS) & _EXPONENT_MASK  # 2^23 times the n above

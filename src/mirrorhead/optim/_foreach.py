@@ -13,10 +13,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from mirrorhead.geometry._powers import PowerOps, inverse_exponent, power, signed_power
 from mirrorhead.optim import _formula
 from mirrorhead.optim._formula import Method, Storage, UpdateRule
 from mirrorhead.optim._param_state import ParamState, is_finite, waits
-from mirrorhead.potentials import PowerOps, inverse_exponent, power, signed_power
 
 Tensors = list[Tensor] | tuple[Tensor, ...]
 

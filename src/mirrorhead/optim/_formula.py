@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mirrorhead.geometry._powers import TORCH, inverse_exponent, power, signed_power
 from mirrorhead.optim._fast_power import fast_power
-from mirrorhead.potentials import TORCH, inverse_exponent, power, signed_power
 
 _FAST = TORCH._replace(pow=fast_power)
 

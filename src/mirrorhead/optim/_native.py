@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from mirrorhead import native
+from mirrorhead.geometry._powers import inverse_exponent, snap
 from mirrorhead.optim._formula import Hyper, Method, Storage, UpdateRule
 from mirrorhead.optim._param_state import ParamState, in_memory
-from mirrorhead.potentials import inverse_exponent, snap
 
 BLOCK_BYTES = 4096
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}

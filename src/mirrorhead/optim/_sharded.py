@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Literal, TypeGuard
 import torch
 from torch import Tensor
 
+from mirrorhead.geometry._powers import power
 from mirrorhead.optim._native import serves, sum_of_squares
 from mirrorhead.optim._param_state import has_values, readable, waits
-from mirrorhead.potentials import power
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.optim.sgd import sgd
 
+from mirrorhead.geometry._powers import dual_exponent
 from mirrorhead.optim._base import Center, MirrorOptimizer, Params, check_number
 from mirrorhead.optim._formula import Method
 from mirrorhead.optim._native import takes_sgd
 from mirrorhead.optim._param_state import cleaned, readable
 from mirrorhead.optim._sharded import Number, combine_norms, dual_norms
 from mirrorhead.optim._step import Group, Implementation, StepPlan, wide_dtype
-from mirrorhead.potentials import dual_exponent
 
 Normalize = Literal["tensor", "global"] | None
 

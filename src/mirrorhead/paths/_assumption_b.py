@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from mirrorhead._checks import check_integer, check_seed, check_tokens
+from mirrorhead.geometry._powers import check_p
 from mirrorhead.margin import svm
-from mirrorhead.potentials import check_p
 from mirrorhead.problem import AttentionProblem, check_problem
 
 ROUNDS, BEST = 4, 20  # of the local search, and how many points it starts from

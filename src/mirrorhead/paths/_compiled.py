@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from mirrorhead import native
-from mirrorhead.paths._update_rules import Accelerated, Constant, Normalized, State
-from mirrorhead.potentials import dual_exponent, inverse_exponent, snap
+from mirrorhead.geometry import PNorm
+from mirrorhead.geometry._powers import dual_exponent, inverse_exponent, snap
+from mirrorhead.paths._update_rules import Accelerated, Normalized, Rule, State
 from mirrorhead.problem import AttentionProblem
 
 # Of the state of the accelerated rule, in the order of descent.c.
@@ -26,11 +27,12 @@ NUMBERS = ("sum", "a", "theta", "step")
 Loop = Callable[[State, int], State]
 
 
-def compiled_loop(problem: AttentionProblem, rule: Constant | Accelerated) -> Loop | None:
+def compiled_loop(problem: AttentionProblem, rule: Rule) -> Loop | None:
     """A function of a state and a count that takes that many steps; it leaves the state alone.
 
-    None for the constant rule, for other problems than of one head, labels +-1, no padding,
-    queries as wide as tokens, a loss that C knows, on a CPU, and without the library.
+    None for other rules and geometries than the p-norm's, for other problems than of one head,
+    labels +-1, no padding, queries as wide as tokens, a loss that C knows, on a CPU, and without
+    the library.
     """
     plain = problem.heads is None and problem.classes is None and problem.mask is None
     square = problem.X.shape[-1] == problem.z.shape[-1]
@@ -38,26 +40,32 @@ def compiled_loop(problem: AttentionProblem, rule: Constant | Accelerated) -> Lo
         return None
     if problem.loss_function.native is None:
         return None
-    if type(rule) is Normalized and (descent := _normalized_descent()) is not None:
-        return _normalized(descent, problem, rule)
-    if isinstance(rule, Accelerated) and (descent := _accelerated_descent()) is not None:
-        return _accelerated(descent, problem, rule)
+    if type(rule) is Normalized and type(rule.potential) is PNorm:
+        descent = _normalized_descent()
+        return descent and _normalized(descent, problem, rule.potential.p, rule.lr)
+    if isinstance(rule, Accelerated) and type(rule.norm) is PNorm:
+        descent = _accelerated_descent()
+        return descent and _accelerated(descent, problem, rule.norm.p, rule)
     return None
 
 
-def _normalized(descent: Callable[..., int], problem: AttentionProblem, rule: Normalized) -> Loop:
-    steps = _steps(descent, problem, rule.p)
+def _normalized(
+    descent: Callable[..., int], problem: AttentionProblem, p: float, lr: float
+) -> Loop:
+    steps = _steps(descent, problem, p)
 
     def advance(state: State, count: int) -> State:
         u = state["u"].mT.clone(memory_format=torch.contiguous_format)
-        steps(count, u.data_ptr(), rule.lr, inverse_exponent(rule.p))
+        steps(count, u.data_ptr(), lr, inverse_exponent(p))
         return {"u": u.mT}
 
     return advance
 
 
-def _accelerated(descent: Callable[..., int], problem: AttentionProblem, rule: Accelerated) -> Loop:
-    steps = _steps(descent, problem, rule.p)
+def _accelerated(
+    descent: Callable[..., int], problem: AttentionProblem, p: float, rule: Accelerated
+) -> Loop:
+    steps = _steps(descent, problem, p)
     floor = rule.floor(0).contiguous()
 
     def advance(state: State, count: int) -> State:

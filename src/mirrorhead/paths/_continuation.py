@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from mirrorhead.geometry._powers import lp_norm, signed_power
 from mirrorhead.paths._lbfgs import Function, minimize
-from mirrorhead.potentials import lp_norm, signed_power
 
 FINE, COARSE = 1e-7, 1e-3  # tolerance at the radii asked for, and at those in between
 GROWTH = 1.9  # the most by which the radius grows from one stage to the next

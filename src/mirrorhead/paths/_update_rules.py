@@ -1,12 +1,15 @@
 """One step of mirror descent: what a gradient does to the dual variable.
 
 A rule keeps its state in a dictionary of tensors, which is all that a checkpoint saves. The
-plain rules keep the dual variable u = mirror(w) alone, so that a weight at zero can move and
-no digits are lost by mapping to w and back:
+rules of mirror descent keep the dual variable u = mirror(w) alone, so that a weight at zero can
+move and no digits are lost by mapping to w and back:
 
     constant     u+ = u - lr grad                   lp-AttGD, the rule of the theorems
-    normalized   u+ = u - lr grad / ||grad||_q      the rule of the paper's experiments
+    normalized   u+ = u - lr grad / ||grad||_*      the rule of the paper's experiments
+    steepest     w+ = w - lr steepest(grad)         steepest descent in a norm
     accelerated  keeps more (`Accelerated`)
+
+A rule asks its geometry for everything; none knows p.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mirrorhead.potentials import dual_exponent, inverse_exponent, lp_norm, signed_power
+from mirrorhead.geometry import Norm, Potential
+from mirrorhead.geometry._powers import expand
 from mirrorhead.problem import Gradient
 
 GROWTH, SHRINK = 1.05, 0.5
@@ -32,18 +36,22 @@ State = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Constant:
-    """u+ = u - lr grad. One instance of a rule moves one parameter of all trials."""
+    """u+ = u - lr grad. One instance of a rule moves one parameter of all trials.
 
-    p: float
+    dims: the dimensions of one trial's weights, counted from the end.
+    """
+
+    potential: Potential
     lr: float
+    dims: tuple[int, ...]
 
-    def start(self, w: Tensor, dims: int) -> State:
-        """The state at the weights w, whose last `dims` dimensions are not trials."""
-        return {"u": signed_power(w, self.p - 1).clone()}
+    def start(self, w: Tensor) -> State:
+        """The state at the weights w."""
+        return {"u": self.potential.of_each("mirror", w, self.dims).clone()}
 
     def weights(self, state: State) -> Tensor:
         """The weights at which the next gradient is to be taken."""
-        return signed_power(state["u"], inverse_exponent(self.p))
+        return self.potential.of_each("inverse", state["u"], self.dims)
 
     recorded = weights  # the weights that a path records
 
@@ -54,10 +62,30 @@ class Constant:
 
 @dataclass(frozen=True)
 class Normalized(Constant):
-    """u+ = u - lr grad / ||grad||_q; a zero gradient changes nothing."""
+    """u+ = u - lr grad / ||grad||_*; a zero gradient changes nothing."""
 
     def advance(self, state: State, gradient: Gradient) -> State:
-        return {"u": state["u"] - self.lr * gradient.normalized(dual_exponent(self.p))}
+        return {"u": state["u"] - self.lr * gradient.divided_by_dual(self.potential.limit)}
+
+
+@dataclass(frozen=True)
+class Steepest:
+    """w+ = w - lr d, where d of norm 1 has the largest <grad, d>."""
+
+    norm: Norm
+    lr: float
+    dims: tuple[int, ...]
+
+    def start(self, w: Tensor) -> State:
+        return {"w": w.clone()}
+
+    def weights(self, state: State) -> Tensor:
+        return state["w"]
+
+    recorded = weights
+
+    def advance(self, state: State, gradient: Gradient) -> State:
+        return {"w": state["w"] - self.lr * gradient.steepest(self.norm)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +93,7 @@ class Accelerated:
     r"""Nesterov's method on the dual of the max-margin problem, with a step size for each trial.
 
     docs/acceleration.md derives it. The dual is min phi(A' lambda) over the simplex, with
-    phi(u) = 1/2 ||u||_q^2; of lambda the method needs only z = A' lambda = -grad / mass. It keeps
+    phi(u) = 1/2 ||u||_*^2; of lambda the method needs only z = A' lambda = -grad / mass. It keeps
     the weights W, a sum of primal points, and x, an average of the z. With s its step and B the
     sum of all a,
 
@@ -84,13 +112,14 @@ class Accelerated:
     move a logit (`AttentionProblem.reach`), so that the scale of the data does not matter.
     """
 
-    p: float
+    norm: Norm
     lr: float
+    dims: tuple[int, ...]
     reach: Tensor
 
-    def start(self, w: Tensor, dims: int) -> State:
+    def start(self, w: Tensor) -> State:
         """The state at w, with a pending step of length 0: the first gradient is taken at w."""
-        zero, scalar = torch.zeros_like(w), self.floor(dims).to(w)
+        zero, scalar = torch.zeros_like(w), self.floor(len(self.dims)).to(w)
         return {
             "W": w.clone(),  # what has been accepted
             "x": zero,
@@ -110,13 +139,13 @@ class Accelerated:
 
     def recorded(self, state: State) -> Tensor:
         """W(k) - W(j); W(k) while the difference is less than half of it, as after a large init."""
-        W, dims = self.weights(state), self._dims(state["W"])
+        W = self.weights(state)
         rest = W - state["anchor"]
-        larger = lp_norm(rest, self.p, dims, True) >= 0.5 * lp_norm(W, self.p, dims, True)
-        return rest.where(larger, W)
+        size, whole = (self.norm.norm(x, self.dims) for x in (rest, W))
+        return rest.where(expand(size >= 0.5 * whole, W, self.dims), W)
 
     def advance(self, state: State, gradient: Gradient) -> State:
-        q, dims = dual_exponent(self.p), self._dims(state["W"])
+        norm, dims = self.norm, self.dims
         z, x, theta, step = state["z"], state["x"], state["theta"], state["step"]
         floor = self.floor(len(dims)).to(step)
 
@@ -126,9 +155,9 @@ class Accelerated:
         mass = gradient.mass.where(gradient.mass > 0, 1)
         new_z = -gradient.mantissa / mass.reshape(mass.shape + (1,) * gradient.dims)
         new_x = x + theta * (new_z - x)
-        slope = grad_phi(new_x, q, dims)
+        slope, size = grad_phi(new_x, norm, dims)
         overshoot = (slope * (new_z - z)).sum(dims, keepdim=True)
-        fits = overshoot <= TOLERANCE * lp_norm(new_x, q, dims, True) ** 2
+        fits = overshoot <= TOLERANCE * size**2
         accepted = fits | (step <= floor)
         W = self.weights(state).where(accepted, state["W"])
         x, z = new_x.where(accepted, x), new_z.where(accepted, z)
@@ -144,15 +173,12 @@ class Accelerated:
         a = (step + (step * step + 4 * step * total).sqrt()) / 2
         theta = a / (total + a)
         new = {
-            "W": W, "x": x, "z": z, "move": grad_phi(x + theta * (z - x), q, dims),
+            "W": W, "x": x, "z": z, "move": grad_phi(x + theta * (z - x), norm, dims)[0],
             "sum": total, "a": a, "theta": theta, "step": step, "count": state["count"] + 1,
         }  # fmt: skip
         if power_of_two:
             return new | {"anchor": state["next_anchor"], "next_anchor": self.weights(new)}
         return new | {name: state[name] for name in ("anchor", "next_anchor")}
-
-    def _dims(self, w: Tensor) -> tuple[int, ...]:
-        return tuple(range(self.reach.dim() - w.dim(), 0))
 
     def floor(self, dims: int) -> Tensor:
         """The shortest step of each trial, with `dims` further dimensions of size 1."""
@@ -160,9 +186,10 @@ class Accelerated:
         return (self.lr / reach**2).reshape(self.reach.shape + (1,) * dims)
 
 
-def grad_phi(u: Tensor, q: float, dims: tuple[int, ...]) -> Tensor:
-    """The gradient of 1/2 ||u||_q^2, ||u||_q (|u|/||u||_q)^(q-1) sign(u): u itself for q = 2."""
-    if q == 2:
-        return u
-    norm = lp_norm(u, q, dims, keepdim=True)
-    return norm * signed_power(u / norm.where(norm > 0, 1), q - 1)
+Rule = Constant | Steepest | Accelerated
+
+
+def grad_phi(u: Tensor, norm: Norm, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Return the gradient of 1/2 ||u||_*^2, ||u||_* times the steepest direction, and ||u||_*."""
+    size = expand(norm.dual_norm(u, dims), u, dims)
+    return size * norm.of_each("steepest", u, dims), size

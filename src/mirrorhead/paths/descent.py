@@ -16,20 +16,27 @@ import torch
 from torch import Tensor
 
 from mirrorhead._checks import as_floats, check_integer, check_positive, is_number
+from mirrorhead.geometry import Norm, PNorm, Potential, as_norm, as_potential
+from mirrorhead.geometry._choice import describe
 from mirrorhead.margin import MarginSolution
 from mirrorhead.paths._checkpoint import Progress, fingerprint, load_checkpoint, save_checkpoint
 from mirrorhead.paths._compiled import compiled_loop
-from mirrorhead.paths._update_rules import Accelerated, Constant, Normalized, State
+from mirrorhead.paths._update_rules import (
+    Accelerated,
+    Constant,
+    Normalized,
+    Rule,
+    State,
+    Steepest,
+)
 from mirrorhead.paths.step_size import warn_if_too_large
-from mirrorhead.potentials import PNorm, check_p, dual_exponent
 from mirrorhead.problem import AttentionProblem, Gradient, check_problem
 
-RULES = ("constant", "normalized", "accelerated")
+RULES = ("constant", "normalized", "steepest", "accelerated")
 STEPS_PER_CALL = 250  # the clock is read, and Ctrl-C noticed, after each call
 PATIENCE, INTERVAL = 2.0, 0.1  # seconds before the progress line is shown, and between updates
 
 Init = Tensor | tuple[Tensor, Tensor] | list[Tensor] | None  # W, or (K, Q), or zero
-Rule = Constant | Accelerated
 States = dict[str, State]  # by the name of a parameter
 
 
@@ -44,7 +51,7 @@ class Path:
     """
 
     problem: AttentionProblem = field(repr=False)
-    p: float
+    geometry: Norm | Potential
     rule: str
     lr: float
     steps: Tensor
@@ -57,17 +64,30 @@ class Path:
     def __repr__(self) -> str:
         joint = ", joint" if self.v is not None else ""
         factors = ", key-query" if self.K is not None else ""
+        records = f"{len(self.steps)} records up to step {int(self.steps[-1])}"
         return (
-            f"Path(p={self.p:g}, {self.rule}, lr={self.lr:g}, trials={self.problem.trials},"
-            f" {len(self.steps)} records up to step {int(self.steps[-1])}{joint}{factors})"
+            f"Path({title(self.geometry)}, {self.rule}, lr={self.lr:g},"
+            f" trials={self.problem.trials}, {records}{joint}{factors})"
         )
 
-    def divergence_to(self, solution: MarginSolution) -> Tensor:
-        """Return D(W_mm, W(k)) of the directions in the geometry of the solution, (records, ...).
+    @property
+    def p(self) -> float:
+        """The exponent, for a path in a p-norm."""
+        if not isinstance(self.geometry, PNorm):
+            raise AttributeError(f"a path in {self.geometry!r} has no p")
+        return self.geometry.p
+
+    def divergence_to(
+        self, solution: MarginSolution, geometry: float | Potential | None = None
+    ) -> Tensor:
+        """Return D(W_mm, W(k)) of the directions, (records, ...).
 
         NaN where W(k) is zero or the problem is infeasible, since there is no direction.
+
+        Args:
+            geometry: the potential that measures D; that of the solution by default.
         """
-        return divergence_to(solution, "W", self.W, 2)
+        return divergence_to(solution, "W", self.W, 2, geometry)
 
     def head_divergence_to(self, solution: MarginSolution) -> Tensor:
         """The same for the head v of lp-JointGD and a solution of `svm`, (records, ...)."""
@@ -78,7 +98,7 @@ class Path:
 
 def descend(
     problem: AttentionProblem,
-    p: float,
+    p: float | Potential | Norm,
     steps: int,
     lr: float = 0.1,
     rule: str = "normalized",
@@ -91,19 +111,22 @@ def descend(
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_seconds: float = 30.0,
 ) -> Path:
-    r"""Run mirror descent with psi = (1/p)||.||_p^p on the training loss of all trials.
+    r"""Run mirror descent, or steepest descent, on the training loss of all trials.
 
         u(k+1) = mirror(W(k)) - lr grad L(W(k)),   W(k+1) = inverse(u(k+1))
+        W(k+1) = W(k) - lr steepest(grad L(W(k)))                        (rule="steepest")
 
     Args:
         problem: the data; leading dimensions are trials, each with its own W.
-        p: the exponent of the potential, p > 1.
+        p: the potential, or the norm for "steepest" and "accelerated"; a number stands for
+            `PNorm`, so 1.5 is the potential (1/p)||.||_p^p with p = 1.5.
         steps: how many steps to take.
         lr: the step size; for "accelerated", which adapts its own, the smallest one.
         rule: "constant" is the formula above (lp-AttGD; warns if lr exceeds what Remark 1
             allows at the start or at a recorded step). "normalized" divides the gradient by its
-            dual norm. "accelerated" reaches the same direction in a fraction of the steps
-            (docs/acceleration.md); it trains only W.
+            dual norm in the potential's `limit`. "steepest" is steepest descent, in any norm.
+            "accelerated" reaches the same direction in a fraction of the steps
+            (docs/acceleration.md); it trains only W, in a norm whose dual is smooth.
         joint: also train the head v, with the same rule (lp-JointGD), from problem.v. A problem
             that was given its scores has no head to train, and is refused.
         init: W(0), zero by default. A pair (K, Q) of (..., d, m) trains the factors of W = K Q'
@@ -127,10 +150,10 @@ def descend(
     >>> bool((path.divergence_to(solution)[-1] < 0.1).all())
     True
     """
-    p = check_p(p)
-    steps = check_integer("steps", steps, 1)
     if rule not in RULES:
         raise ValueError(f"rule must be one of {', '.join(RULES)}; got {rule!r}")
+    geometry = _geometry(p, rule)
+    steps = check_integer("steps", steps, 1)
     lr = check_positive("lr", lr)
     if not isinstance(joint, bool):
         raise TypeError(f"joint must be True or False, got {joint!r}")
@@ -145,16 +168,20 @@ def descend(
     wanted = recorded_steps(steps) if record is None else _check_record(record, steps)
     if not (is_number(checkpoint_seconds) and checkpoint_seconds >= 0):
         raise ValueError(f"checkpoint_seconds must be a number >= 0, got {checkpoint_seconds!r}")
-    rules = {name: _rule(rule, problem, p, head_lr if name == "v" else lr) for name in parameters}
+    rules = {}
+    for name, (w, dims) in parameters.items():
+        geometry.check(w.shape[w.dim() - dims :], name)
+        rate = head_lr if name == "v" else lr
+        rules[name] = _rule(rule, problem, geometry, rate, tuple(range(-dims, 0)))
 
     with torch.no_grad():
-        states = {name: rules[name].start(w, dims) for name, (w, dims) in parameters.items()}
+        states = {name: rules[name].start(w) for name, (w, _) in parameters.items()}
         run, warned = Progress(0, states, {}), False
         file, key = None if checkpoint is None else File(checkpoint), ""
         if file is not None:
             start = {name: w for name, (w, _) in parameters.items()}
             data = problem.tensors | {f"init {name}": w for name, w in start.items()}
-            options = {"p": p, "rule": rule, "lr": lr, "head_lr": head_lr}
+            options = {"geometry": describe(geometry), "rule": rule, "lr": lr, "head_lr": head_lr}
             key = fingerprint(data, options | problem.options)
             stored = load_checkpoint(file, key, run, start)
             if stored is None:  # a file that cannot be written is noticed now, not after the run
@@ -163,13 +190,15 @@ def descend(
                 run = stored
                 _check_kept(wanted, steps, run)
         advance = _stepper(problem, rules)
-        if rule == "constant":  # the check is costly: it warns once
+        # Remark 1 is about the p-norm.
+        exponent = geometry.p if rule == "constant" and isinstance(geometry, PNorm) else None
+        if exponent is not None:  # the check is costly: it warns once
             warned = warn_if_too_large(
-                problem, p, lr, {n: w for n, (w, _) in parameters.items()}, 0
+                problem, exponent, lr, {n: w for n, (w, _) in parameters.items()}, 0
             )
         stops = sorted(k for k in wanted | {steps} if k >= run.step)
         saved = time.monotonic()
-        with progress_bar(f"descent, p = {p:g}", steps, progress) as tick:
+        with progress_bar(f"descent, {title(geometry)}", steps, progress) as tick:
             for stop in stops:
                 while run.step < stop:
                     count = min(stop - run.step, STEPS_PER_CALL)
@@ -183,8 +212,8 @@ def descend(
                     weights = {name: rules[name].recorded(run.states[name]) for name in rules}
                     _check_finite(weights, stop, lr)
                     run.records[stop] = weights
-                    if rule == "constant" and stop > 0 and not warned:
-                        warned = warn_if_too_large(problem, p, lr, weights, stop)
+                    if exponent is not None and stop > 0 and not warned:
+                        warned = warn_if_too_large(problem, exponent, lr, weights, stop)
         if file is not None:
             save_checkpoint(file, key, run)
     kept = torch.tensor(sorted(wanted))
@@ -192,7 +221,7 @@ def descend(
     W = torch.stack([_attention_weights(weights) for weights in records])
     others = parameters.keys() - {"W"}
     trained = {name: torch.stack([weights[name] for weights in records]) for name in others}
-    return Path(problem, p, rule, lr, kept, W, problem.select(W[-1]), **trained)
+    return Path(problem, geometry, rule, lr, kept, W, problem.select(W[-1]), **trained)
 
 
 def recorded_steps(steps: int, per_decade: int = 40) -> set[int]:
@@ -208,7 +237,13 @@ def recorded_steps(steps: int, per_decade: int = 40) -> set[int]:
     return {k for k in spaced if k <= steps} | {steps}
 
 
-def divergence_to(solution: MarginSolution, name: str, path: Tensor, dims: int) -> Tensor:
+def divergence_to(
+    solution: MarginSolution,
+    name: str,
+    path: Tensor,
+    dims: int,
+    geometry: float | Potential | None = None,
+) -> Tensor:
     """The divergence of the directions of `path` to a part W or v of a solution, (records, ...)."""
     if not isinstance(solution, MarginSolution):
         given = type(solution).__name__
@@ -222,17 +257,29 @@ def divergence_to(solution: MarginSolution, name: str, path: Tensor, dims: int) 
     if not fits:
         given = tuple(target.shape)
         raise ValueError(f"solution must have a {name} of shape {shape} like the path, got {given}")
-    return direction_divergence(solution.p, target, path, dims)
+    return direction_divergence(solution.p if geometry is None else geometry, target, path, dims)
 
 
-def direction_divergence(p: float, target: Tensor, path: Tensor, dims: int) -> Tensor:
+def direction_divergence(
+    geometry: float | Potential, target: Tensor, path: Tensor, dims: int
+) -> Tensor:
     """D(target, path) of the directions over the last dims; NaN where one is zero or NaN."""
     along = tuple(range(-dims, 0))
     target = target.expand_as(path)
     defined = (path.abs().amax(along) > 0) & (target.abs().amax(along) > 0)  # NaN > 0 is False
     mask = defined.reshape(defined.shape + (1,) * dims)
     safe = target.where(mask, 1.0), path.where(mask, 1.0)
-    return PNorm(p).direction_divergence(*safe, along).where(defined, torch.nan)
+    found = as_potential(geometry, "geometry").direction_divergence(*safe, along)
+    return found.where(defined, torch.nan)
+
+
+def title(geometry: Norm | Potential) -> str:
+    """Name a geometry in few letters.
+
+    >>> title(PNorm(1.5))
+    'p=1.5'
+    """
+    return f"p={geometry.p:g}" if isinstance(geometry, PNorm) else describe(geometry)
 
 
 @contextmanager
@@ -311,10 +358,32 @@ def _parameters(
     return parameters
 
 
-def _rule(rule: str, problem: AttentionProblem, p: float, lr: float) -> Rule:
-    if rule == "accelerated":
-        return Accelerated(p, lr, problem.reach(dual_exponent(p)))
-    return Constant(p, lr) if rule == "constant" else Normalized(p, lr)
+def _geometry(given: float | Potential | Norm, rule: str) -> Norm | Potential:
+    """Return the geometry that a rule needs, from what the caller gave."""
+    if rule in ("constant", "normalized") or (rule == "accelerated" and is_number(given)):
+        return as_potential(given, "p")
+    norm = as_norm(given, "p")
+    if rule == "accelerated" and getattr(norm, "p", 2.0) in (1, math.inf):
+        raise ValueError(
+            "rule='accelerated' needs a norm whose dual is smooth, such as PNorm(1.1);"
+            f" got {norm!r}"
+        )
+    return norm
+
+
+def _rule(
+    rule: str,
+    problem: AttentionProblem,
+    geometry: Norm | Potential,
+    lr: float,
+    dims: tuple[int, ...],
+) -> Rule:
+    if isinstance(geometry, Norm) and rule == "accelerated":
+        return Accelerated(geometry, lr, dims, problem.reach(geometry))
+    if isinstance(geometry, Norm) and rule == "steepest":
+        return Steepest(geometry, lr, dims)
+    assert isinstance(geometry, Potential)
+    return (Constant if rule == "constant" else Normalized)(geometry, lr, dims)
 
 
 def _gradients(problem: AttentionProblem, weights: dict[str, Tensor]) -> dict[str, Gradient]:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from mirrorhead.geometry import PNorm
+from mirrorhead.geometry._powers import check_p
 from mirrorhead.margin import MarginSolution
 from mirrorhead.paths.descent import Path
-from mirrorhead.potentials import PNorm, check_p
 from mirrorhead.tokens import LocalOptimality, constants_at, locally_optimal
 
 

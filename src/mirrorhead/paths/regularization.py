@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 
 from mirrorhead._checks import as_tensor, check_integer, check_seed
+from mirrorhead.geometry import PNorm
+from mirrorhead.geometry._powers import check_p, dual_exponent, lp_norm
 from mirrorhead.margin import MarginSolution
 from mirrorhead.paths._continuation import COARSE, INSIDE, SAME, Balls, minima_in_balls
 from mirrorhead.paths._excess_loss import ExcessLoss, log_loss
 from mirrorhead.paths._lbfgs import Function
 from mirrorhead.paths.descent import divergence_to
-from mirrorhead.potentials import PNorm, check_p, dual_exponent, lp_norm
 from mirrorhead.problem import AttentionProblem, check_problem
 
 ROUNDS = 5  # of v given W and W given v in a joint search, after both were moved together

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from mirrorhead._checks import as_floats
-from mirrorhead.potentials import check_p
+from mirrorhead.geometry._powers import check_p
 from mirrorhead.problem import AttentionProblem, check_problem
 
 # Tokens of a problem that `warn_if_too_large` checks: more would take longer than the descent.

@@ -80,7 +80,7 @@ class Report:
 
     def _missing(self, findings: Sequence[Finding], parts: Sequence[Part]) -> list[tuple[str, str]]:
         """Say what is not there, and the command that makes it."""
-        from mirrorhead_lab.evaluation import studies
+        from mirrorhead_lab import studies
         from mirrorhead_lab.evaluation.results import STUDIES
 
         found = []
@@ -102,8 +102,8 @@ class Report:
                 command = f"mirrorhead sweep {name} && mirrorhead collect runs/{name} --out"
                 what = f"{path} is not there. To make the runs and collect them:"
                 found.append((what, f"{command} {shlex.quote(str(path))}"))
-        for name, study in studies.STUDIES.items():
-            if not (path := self.results / study.file).exists():
+        for name in studies.REPORTED:
+            if not (path := self.results / f"{name}.jsonl").exists():
                 command = shlex.join(["mirrorhead", "study", name, "--results", str(self.results)])
                 found.append((f"{path} is not there. To make the runs:", command))
         return found

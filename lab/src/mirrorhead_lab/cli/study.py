@@ -4,29 +4,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
 from mirrorhead_lab.cli import options
+from mirrorhead_lab.cli.options import option
+from mirrorhead_lab.studies import NAMES
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+NAME_HELP = f"One of {', '.join(NAMES)}; your own by the name of its module."
+
 
 @dataclass(frozen=True)
 class Study:
-    """Compare optimizers on a language model, or in fine-tuning a pretrained encoder.
+    """Compare methods that are tuned alike on validation data, and judge what is claimed of them.
 
-    Learning rates are tuned alike for every method on validation data; the chosen ones are run with
-    several seeds. Each run is kept as soon as it is finished. Run the same command again to resume
-    a study that was stopped; once all runs are there, it prints tables and verdicts.
+    Only the chosen settings, run with several seeds, read test data. Each run is kept as soon as it
+    is finished. Run the same command again to resume a study that was stopped; once all runs are
+    there, it prints tables and verdicts.
     """
 
-    name: Positional[Literal["language-model", "fine-tuning"]]
-    """A small GPT on the characters of reviews, or MiniLM on their labels."""
+    name: Annotated[Positional[str], arg(metavar="NAME", help=NAME_HELP)]
     results: Annotated[Path, arg(metavar="FOLDER")] = Path("results")
     """Where the file of its runs is, or will be."""
+    runs: Annotated[Path, option("FOLDER", "(default: runs)")] = Path("runs")
+    """Where runs keep what is expensive, such as models; on a cluster, a folder that is shared."""
     backend: options.BackendName = "local"
     address: options.Address = ""
     jobs: options.Jobs = None
@@ -35,36 +40,45 @@ class Study:
     def run(self) -> int:
         from rich.console import Console
 
-        from mirrorhead_lab.evaluation.studies import STUDIES, name_of, run_study
+        from mirrorhead_lab import studies
         from mirrorhead_lab.models.pretrained import PretrainedError
-        from mirrorhead_lab.report.studies import PARTS
+        from mirrorhead_lab.report.page import duration
         from mirrorhead_lab.report.terminal import print_findings
         from mirrorhead_lab.runtime.jobs import BackendError
         from mirrorhead_lab.runtime.progress import ProgressBars
+        from mirrorhead_lab.studies.engine import make, read_rows
 
-        study, console = STUDIES[self.name], Console()
+        with options.user_errors(TypeError, ValueError):
+            study = studies.load(self.name)
+        console, path = Console(), self.results / study.file
         backend = options.chosen_backend(self.backend, self.address, self.jobs, self.results)
-        bars = ProgressBars({self.name: study.total}, "runs", console)
-        bars.advance(self.name, len(study.load(self.results / study.file)))
+        rows = read_rows(study, path)
+        left = len(rows.left())
+        bars = ProgressBars({study.name: len(rows) + left}, "runs", console)
+        bars.advance(study.name, len(rows))
+        if left:
+            are = "run is" if left == 1 else "runs are"
+            print(f"{left} {are} missing, about {duration(rows.cost())} of one core")
 
-        def tell(key: Any, run: Any) -> None:
-            bars.advance(self.name)
-            bars.say(f"{name_of(key)}: {_said(run)}")
+        def tell(trial: Any, row: Any) -> None:
+            bars.advance(study.name)
+            bars.say(f"{trial}: {_said(study, row)}")
 
         with options.user_errors(BackendError, PretrainedError), bars:
-            runs = run_study(study, self.results, backend, data=self.data, listener=tell)
-        part = PARTS[self.name](runs)
+            rows = make(study, self.results, backend, data=self.data, runs=self.runs, listener=tell)
+        part = study.part(rows)
         for table in part.tables:
             _print(table, console)
         print_findings(part.findings, console)
-        print(f"runs: {self.results / study.file} (`mirrorhead report` shows them)")
+        print(f"runs: {path} (`mirrorhead report` shows them)")
         return 0
 
 
-def _said(run: Any) -> str:
-    if message := getattr(run, "message", ""):
+def _said(study: Any, row: Any) -> str:
+    if message := getattr(row, "message", ""):
         return f"failed: {message}"
-    return "diverged" if run.diverged else f"validation {run.validation:.4f}"
+    score = study.score(row.measured)
+    return "diverged" if score is None else f"validation {abs(score):.4f}"
 
 
 def _print(table: Any, console: Console) -> None:

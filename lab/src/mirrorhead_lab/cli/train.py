@@ -149,7 +149,7 @@ class Train:
 
     def _rule(self) -> OptimizerSettings | None:
         """Return the optimizer that the options name; None for the preset's at a known rate."""
-        from mirrorhead.potentials import check_p
+        from mirrorhead.geometry._powers import check_p
         from mirrorhead_lab.training import OptimizerSettings
         from mirrorhead_lab.training.presets import usual_knee, usual_optimizer
         from mirrorhead_lab.training.settings import OPTIONS

@@ -24,8 +24,8 @@ import torch
 from msgspec import Meta, Struct
 from torch import Tensor
 
+from mirrorhead.geometry import PNorm
 from mirrorhead.margin import attention_svm
-from mirrorhead.potentials import PNorm
 from mirrorhead_lab.models.attention_maps import LayerHeads, Query, read_heads
 from mirrorhead_lab.runtime.json_files import read_json
 

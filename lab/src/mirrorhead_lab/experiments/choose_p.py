@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from mirrorhead.cross_validation import choose_p
+from mirrorhead.geometry._powers import dual_exponent, lp_norm
 from mirrorhead.margin import attention_svm
 from mirrorhead.paths.descent import descend
-from mirrorhead.potentials import dual_exponent, lp_norm
 from mirrorhead.problem import AttentionProblem
 from mirrorhead_lab.experiments.experiment import Experiment, Result, TrialSettings
 from mirrorhead_lab.plots import Figure, legend_below, panels

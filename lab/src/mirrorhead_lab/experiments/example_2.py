@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from mirrorhead import AttentionProblem, attention_svm, descend, svm
+from mirrorhead.geometry._powers import lp_norm
 from mirrorhead.paths.descent import recorded_steps
 from mirrorhead.paths.diagnostics import selected_mass
-from mirrorhead.potentials import lp_norm
 from mirrorhead.synthetic import example_2
 from mirrorhead_lab.experiments.convergence import PathSettings, joined
 from mirrorhead_lab.experiments.experiment import Experiment, Result

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from mirrorhead import MarginSolution, attention_svm
+from mirrorhead.geometry import PNorm
 from mirrorhead.paths._update_rules import Normalized
 from mirrorhead.paths.descent import direction_divergence, recorded_steps
 from mirrorhead.synthetic import random_problem
@@ -83,9 +84,9 @@ def run(settings: Settings) -> dict[str, Tensor]:
 
 def descend_both(model: TwoLayers, p: float, steps: int, lr: float) -> Tensor:
     """W_1 and W_2 of all trials at the recorded steps, (records, trials, 2, d, d), from zero."""
-    rule, X = Normalized(p, lr), model.problem.X
+    rule, X = Normalized(PNorm(p), lr, (-2, -1)), model.problem.X
     zero = X.new_zeros(len(X), X.shape[-1], X.shape[-1])
-    states = [rule.start(zero, 2) for _ in range(2)]
+    states = [rule.start(zero) for _ in range(2)]
     wanted, records = recorded_steps(steps), []
     for step in range(1, steps + 1):
         gradients = model.gradients(*(rule.weights(state) for state in states))

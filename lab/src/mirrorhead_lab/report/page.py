@@ -74,7 +74,8 @@ def find_docs(folder: Path) -> str:
         return "docs/{}.html#{}"
     there = folder.resolve()
     for around in (there, *there.parents):
-        if (around / "docs" / "evidence" / "paper.md").exists() and (around / "mkdocs.yml").exists():
+        page = around / "docs" / "evidence" / "paper.md"
+        if page.exists() and (around / "mkdocs.yml").exists():
             return quote(os.path.relpath(around / "docs", there)) + "/{}.md#{}"
     return ""
 

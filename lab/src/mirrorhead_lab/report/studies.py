@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from mirrorhead_lab.evaluation import patch_study
+from mirrorhead_lab import studies
 from mirrorhead_lab.evaluation.head_margins import load_margins
 from mirrorhead_lab.evaluation.results import load_comparisons
-from mirrorhead_lab.evaluation.studies import STUDIES
 from mirrorhead_lab.findings.finding import Part
-from mirrorhead_lab.report import fine_tuning, language, patches
 from mirrorhead_lab.report.real_data import part
 from mirrorhead_lab.report.real_data.margins import margins_part
 
 #: Marks in Markdown pages start with the name of a study.
 NAMES = ("imdb", "cifar10", "margins", "patches", "language", "fine")
-#: Parts of the studies in `STUDIES`, from their runs.
-PARTS: dict[str, Callable[[Any], Part]] = {
-    "language-model": language.part,
-    "fine-tuning": fine_tuning.part,
-}
 
 
 def study_parts(results: Path) -> list[Part]:
     """Return the parts of the studies whose files are in a folder; a damaged file is an error."""
-    studies = load_comparisons(results)
-    parts = [part(study, studies) for study in studies]
+    compared = load_comparisons(results)
+    parts = [part(study, compared) for study in compared]
     heads = load_margins(results / "margins")
     parts += [margins_part(heads)] if heads else []
-    runs = patch_study.read_patch_runs(results / patch_study.FILE)
-    parts += [patches.part(runs)] if runs else []
-    for name, study in STUDIES.items():
-        trained = study.load(results / study.file)
-        parts += [PARTS[name](trained)] if trained else []
-    return parts
+    return parts + studies.parts(results)

@@ -8,7 +8,6 @@ steps and falls to a tenth by a cosine. Gradients are clipped at 1.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -131,11 +130,10 @@ def loss_of(model: nn.Module, windows: Tensor, batch: int = 64) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """A trained model, the validation loss every `record_every` steps, and the time it took."""
+    """A trained model, and the validation loss every `record_every` steps."""
 
     model: GPT
     curve: tuple[float, ...]
-    cpu_seconds: float
 
 
 def train(
@@ -153,7 +151,6 @@ def train(
     rng = np.random.default_rng(seed)
     length = settings.model.length + 1
     curve: list[float] = []
-    began = time.process_time()
     for step in range(settings.steps):
         for group in optimizer.param_groups:
             group["lr"] = lr * rate(step, settings.steps)
@@ -167,7 +164,7 @@ def train(
             after_step(step, model, optimizer)
         if (step + 1) % settings.record_every == 0:
             curve.append(loss_of(model, corpus.validation))
-    return Trained(model, tuple(curve), time.process_time() - began)
+    return Trained(model, tuple(curve))
 
 
 def _cut(text: Tensor, starts: np.ndarray, length: int) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 
 from torch import nn
 
-from mirrorhead.potentials import check_p
+from mirrorhead.geometry._powers import check_p
 from mirrorhead_lab.datasets.batches import Examples
 from mirrorhead_lab.datasets.cifar10 import Pictures, load_cifar10
 from mirrorhead_lab.datasets.encoded import encode, load_tokenizer

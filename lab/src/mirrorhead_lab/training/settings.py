@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
+from mirrorhead.geometry._powers import check_p
 from mirrorhead.optim import MirrorAdam, MirrorDescent
 from mirrorhead.optim._sharded import local
-from mirrorhead.potentials import check_p
 
 OptimizerName = Literal["mirror-descent", "mirror-adam", "adamw", "sgd", "proximal-l1"]
 OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)

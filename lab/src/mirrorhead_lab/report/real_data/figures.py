@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from mirrorhead_lab.evaluation.large_weights import threshold
 from mirrorhead_lab.evaluation.results import KINDS, SHARES, ComparisonResults, Histogram
 from mirrorhead_lab.findings.figures import PartFigure
 from mirrorhead_lab.plots import COLOURS, Figure, legend_below, mean_band, panels
-from mirrorhead_lab.report.real_data.large_weights import threshold
 
 CAPTIONS = {
     "accuracy": "Test accuracy of all final runs: a dot for each seed, a line at the mean.",

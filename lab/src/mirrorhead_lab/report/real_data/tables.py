@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 from msgspec import UnsetType
 
+from mirrorhead_lab.evaluation.large_weights import counted, explained, threshold
 from mirrorhead_lab.evaluation.rationales import EditScores, RationaleScores
 from mirrorhead_lab.evaluation.results import (
     KINDS,
@@ -18,7 +19,6 @@ from mirrorhead_lab.evaluation.results import (
     RunResults,
 )
 from mirrorhead_lab.findings.table import NOTHING, Cell, Table, between, mean, number, word
-from mirrorhead_lab.report.real_data.large_weights import counted, explained, threshold
 
 #: Headings and cells of a table with a row for each optimizer.
 Columns = dict[str, Callable[[OptimizerResults], Cell]]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mirrorhead import PNorm
-from mirrorhead.potentials import inverse_exponent, power, signed_power, snap
+from mirrorhead.geometry._powers import inverse_exponent, power, signed_power, snap
 
 EXPONENTS = [1.01, 1.1, 1.5, 1.75, 2, 2.7, 3, 10, 100]
 p_values = st.sampled_from(EXPONENTS) | st.floats(1.01, 100)
@@ -195,15 +195,15 @@ def test_dtypes(dtype: torch.dtype) -> None:
         psi.norm(torch.arange(3))
 
 
-@pytest.mark.parametrize("p", [1, 0.5, -2, 0, math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("p", [0.5, -2, 0, math.nan, -math.inf])
 def test_bad_p(p: float) -> None:
-    with pytest.raises(ValueError, match=f"p must be finite and greater than 1, got {p!r}"):
+    with pytest.raises(ValueError, match=f"p must be a number from 1 to inf, got {p!r}"):
         PNorm(p)
 
 
 @pytest.mark.parametrize("p", ["2", None, True, torch.tensor(2.0)])
 def test_p_of_the_wrong_kind(p: object) -> None:
-    with pytest.raises(TypeError, match="p must be a number greater than 1"):
+    with pytest.raises(TypeError, match="p must be a number from 1 to inf"):
         PNorm(p)  # pyright: ignore[reportArgumentType]
 
 

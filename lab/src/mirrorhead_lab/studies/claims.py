@@ -24,8 +24,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
+from mirrorhead_lab.evaluation.large_weights import counted
 from mirrorhead_lab.evaluation.results import KINDS, ComparisonResults
 from mirrorhead_lab.findings.finding import Finding
 from mirrorhead_lab.findings.intervals import Interval, intervals_figure
@@ -37,15 +38,26 @@ from mirrorhead_lab.findings.statistics import (
     welch,
 )
 from mirrorhead_lab.findings.table import Cell, Table, number, word
-from mirrorhead_lab.report.real_data.large_weights import counted
 from mirrorhead_lab.training.presets import PRESETS
 from mirrorhead_lab.verdicts import Verdict, Word, judge
+
+if TYPE_CHECKING:
+    from mirrorhead_lab.studies.study import Rows
 
 #: What "about as accurate" allows: a point of accuracy.
 MARGIN = 0.01
 #: Training accuracies at which test accuracies are compared; training to the end stops at the last.
 LEVELS = (0.95, 0.975, 0.995)
 END = LEVELS[-1]
+
+#: The rule of studies in which what was run is what the claims are about.
+PLAIN_RULE = (
+    "Each comparison is between means over seeds. It is as claimed if Welch's 95 % interval of the"
+    " difference lies entirely on the claimed side. A claim holds if all its comparisons are as"
+    " claimed, and holds with a remark if every primary one is but a secondary one is not. It does"
+    " not hold if a primary one is the other way with its whole interval, and is otherwise not"
+    " decided."
+)
 
 RULE = (
     "Each comparison is between means over seeds. It is as claimed if Welch's 95 % interval of the"
@@ -144,6 +156,7 @@ class Claim:
 
     of_the_paper: whether the paper claims it, of its own models; else it is about these runs.
     early: the claim's name in the comparison that was stopped early; see `judge_both`.
+    remark: what qualifies the verdict besides, as it follows from the rows; "" if nothing does.
     """
 
     name: str
@@ -153,6 +166,7 @@ class Claim:
     comparisons: tuple[Comparison, ...]
     of_the_paper: bool = True
     early: str = ""
+    remark: Callable[[Rows[Any]], str] = lambda rows: ""
 
     @property
     def sides(self) -> list[str]:
@@ -210,6 +224,37 @@ def rule(compared: Sequence[Compared], measured: str, differs: str = "") -> Verd
     return judge(measured, True, f"Not as claimed: {'; '.join(named)}." if named else "")
 
 
+def judge_rows(rows: Rows[Any], claim: Claim) -> Finding:
+    """Judge a claim by the rows of its study; one that lacks runs is not finished."""
+    study, guess, gone = rows.study, rows.study.guess, dict[str, None]()
+    keys = {key for method in study.methods.values() for one in method.settings for key in one}
+    what = "rate" if keys == {"lr"} else "setting"
+
+    def values(side: str, measure: Measure) -> list[float]:
+        found = study.side(rows, side)
+        of: Callable[[Any], Any] = measure.of
+        gone.update((f"{side}, seed {r.trial.seed}", None) for r in found if rows.diverged(r))
+        every = [guess if rows.diverged(row) else of(row.measured) for row in found]
+        return [value for value in every if value is not None]
+
+    found = judge_comparisons(
+        claim,
+        values,
+        lambda: f" Diverged, and {_counted(guess)}: {'; '.join(gone)}." if gone else "",
+        command=study.command,
+        docs=study.docs,
+        about=f"{len(study.seeds)} seeds for each method at its chosen {what}. To make the runs:",
+    )
+    remark = claim.remark(rows)
+    if found.verdict is None or not remark:
+        return found
+    return replace(found, verdict=with_remark(found.verdict, remark))
+
+
+def _counted(guess: float | None) -> str:
+    return "left out" if guess is None else f"counted as {guess:.3g}"
+
+
 def judge_claim(study: ComparisonResults, claim: Claim) -> Finding:
     """Judge a claim for the report; one that lacks runs is not finished."""
     seeds = " or ".join(map(str, sorted({len(one.runs) for one in study.trained})))
@@ -232,14 +277,15 @@ def judge_claim(study: ComparisonResults, claim: Claim) -> Finding:
 def judge_comparisons(
     claim: Claim,
     values: Callable[[str, Measure], Sequence[float]],
-    left_out: str = "",
+    left_out: Callable[[], str] = lambda: "",
     differs: str = "",
     **about: Any,
 ) -> Finding:
     """Judge a claim by the rule.
 
     values: a measure of each run of one side; a ValueError says why there are none.
-    left_out: what is not in the means; differs: as in `rule`; about: more of the finding.
+    left_out: says, in the end, what is not in the means; differs: as in `rule`; about: more of the
+    finding.
     """
     finding = Finding(name=claim.name, title=claim.title, claim=claim.text, **about)
     compared, lacking = [], []
@@ -251,7 +297,7 @@ def judge_comparisons(
             if not asked.measure.may_lack:
                 return replace(finding, failure=f"cannot be judged: {error}")
             lacking.append(f" {str(error)[0].upper()}{str(error)[1:]}.")
-    measured = describe(compared) + "".join(dict.fromkeys(lacking)) + left_out
+    measured = describe(compared) + "".join(dict.fromkeys(lacking)) + left_out()
     verdict = rule(compared, measured, differs)
     title = f"{claim.title}: differences of means and their 95 % intervals"
     figure = intervals_figure(claim.name, title, [c.interval for c in compared])

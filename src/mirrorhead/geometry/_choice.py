@@ -1,0 +1,62 @@
+"""What an argument for a geometry may be: a number, which stands for `PNorm`, or an object."""
+
+from __future__ import annotations
+
+import math
+
+from mirrorhead._checks import is_number
+from mirrorhead.geometry._base import Norm, Potential
+from mirrorhead.geometry._powers import check_exponent, check_p
+from mirrorhead.geometry.pnorm import PNorm
+
+
+def as_norm(norm: object, name: str = "norm") -> Norm:
+    """Return a norm: a number from 1 to inf stands for `PNorm`.
+
+    >>> as_norm(1.5), as_norm(math.inf)
+    (PNorm(1.5), PNorm(inf))
+    """
+    if isinstance(norm, Norm):
+        return norm
+    if isinstance(norm, Potential):
+        raise TypeError(
+            f"{name} must be a norm; the limit of {norm!r} is {norm.limit!r}: give that"
+        )
+    if not is_number(norm):
+        raise TypeError(f"{name} must be a number from 1 to inf or a Norm, got {norm!r}")
+    return PNorm(check_exponent(norm, name))  # pyright: ignore[reportArgumentType]
+
+
+def as_potential(potential: object, name: str = "potential") -> Potential:
+    """Return a potential: a number above 1 stands for `PNorm`.
+
+    >>> as_potential(1.5)
+    PNorm(1.5)
+    """
+    if isinstance(potential, Potential):
+        p = getattr(potential, "p", None)
+        if p in (1, math.inf):
+            raise ValueError(
+                f"{name} must be a potential, and {potential!r} is only a norm: give 1 < p < inf,"
+                " or use steepest descent"
+            )
+        return potential
+    if isinstance(potential, Norm):
+        raise TypeError(
+            f"{name} must be a potential, got the norm {potential!r}: use steepest descent"
+        )
+    if not is_number(potential):
+        raise TypeError(f"{name} must be a number greater than 1 or a Potential, got {potential!r}")
+    return PNorm(check_p(potential, name))  # pyright: ignore[reportArgumentType]
+
+
+def describe(geometry: object) -> str:
+    """Return what identifies a geometry in files: its repr, or its class and attributes.
+
+    >>> describe(PNorm(1.5))
+    'PNorm(1.5)'
+    """
+    if type(geometry).__repr__ is not object.__repr__:
+        return repr(geometry)
+    kind = type(geometry)
+    return f"{kind.__module__}.{kind.__qualname__} {sorted(vars(geometry).items())}"
