@@ -16,7 +16,7 @@ from mirrorhead_lab.runtime.errors import UserError
 from results_cases import made_up, write
 
 ROOT = Path(__file__).parents[2]
-PAGES = [page for page in (ROOT / "docs").glob("*.md") if MARK.search(page.read_text())]
+PAGES = [page for page in (ROOT / "docs").rglob("*.md") if MARK.search(page.read_text())]
 
 
 def report(folder: Path, *arguments: str) -> int:

@@ -284,5 +284,5 @@ STUDY = Study(
         ),
     ),
     tables=lambda rows: (_results(rows), _tuning(rows)),
-    docs=("results", "fine-tuning-a-pretrained-encoder"),
+    docs=("evidence/fine-tuning", "verdicts"),
 )

@@ -403,7 +403,7 @@ STUDY = Study(
         ),
     ),
     tables=lambda rows: (_results(rows), _rates(rows), _later(rows), _pruned(rows)),
-    docs=("language-models", "results"),
+    docs=("evidence/language-model", "results"),
     claims=(
         Claim(
             "language-better",

@@ -100,7 +100,7 @@ DETAILS = {
         " paper's are cropped and flipped at random, and is compared with AdamW instead of Adam."
     ),
 }
-#: What is said of a preset that is not among these and was cut short.
+#: What is said of a preset that is not among `DIFFERENCES` and was cut short.
 CUT_SHORT = "The paper trains its models to the end. Here preset {preset} ran for {epochs} epochs."
 
 
