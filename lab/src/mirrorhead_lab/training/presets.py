@@ -1,6 +1,6 @@
 """Named settings: the paper's, for a GPU, and small ones of the same kind for a laptop.
 
-The comparisons of docs/results.md try three or four rates for each optimizer, half a decade apart,
+The comparisons in docs/evidence try three or four rates for each optimizer, half a decade apart,
 around what worked in prototypes, some of which had looked at test figures; among them, validation
 data alone chooses. Everything but the optimizer is the preset's.
 """
@@ -100,7 +100,7 @@ PRESETS = {
 
 #: Known learning rates of mirror descent by p.
 RATES = {
-    "laptop": {1.1: 0.3, 1.5: 0.3, 2.0: 1.0, 3.0: 3e-3},  # validation chose: docs/results.md
+    "laptop": {1.1: 0.3, 1.5: 0.3, 2.0: 1.0, 3.0: 3e-3},  # validation chose: docs/evidence/imdb.md
     "laptop-to-the-end": {1.1: 0.1, 2.0: 0.3, 3.0: 0.01},  # reached 99 % in prototypes
     # The paper's Table 1, for a loss that is summed over a batch of 100; ours is the mean.
     "paper-3": {1.1: 100 * 8e-4, 2.0: 100 * 4e-4, 3.0: 100 * 4e-6},
