@@ -18,7 +18,13 @@ from mirrorhead_lab.datasets import find
 from mirrorhead_lab.models.pretrained import PretrainedClassifier, Tokens, accuracy
 from mirrorhead_lab.training import checkpoints
 from mirrorhead_lab.training.run_folder import locked_folder
-from mirrorhead_lab.training.tuning import SHARES, FineTuning
+from mirrorhead_lab.training.tuning import (
+    SHARES,
+    FineTuning,
+    TuneSets,
+    TuneSettings,
+    fine_tune,
+)
 from tiny_bert import tiny_bert, toy_texts
 
 
@@ -107,6 +113,33 @@ def test_each_patch_is_computed_once_and_no_weights_are_saved_twice(
     assert tune(texts, base, tmp_path / "run", "--epochs", "2", "--texts", "64") == 0
     assert len(sizes) == len(SHARES)
     assert len(saved) == 1 + 2  # before the first epoch, and after each
+
+
+@pytest.mark.slow
+def test_fine_tuning_is_the_plain_loop(texts: Path, base: Path) -> None:
+    task, settings = find(str(texts)).read(), TuneSettings(epochs=2, texts=100, batch_size=16)
+    sets = TuneSets.of(task, base, settings)
+    model, plain = (PretrainedClassifier(base, 2) for _ in range(2))
+    optimizer = torch.optim.AdamW(list(model.train_matrices().values()), 1e-3)
+    fine_tune(model, sets, settings, optimizer)
+    rules = (
+        torch.optim.AdamW(list(plain.train_matrices().values()), 1e-3),
+        torch.optim.AdamW(plain.head.parameters(), settings.head_lr, weight_decay=0.0),
+    )
+    rates, step, steps = (1e-3, settings.head_lr), 0, 2 * 6
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(2):
+        for places in sets.train.shuffled(16, generator):
+            factor = (step + 1) / 2 if step < 2 else (steps - step) / (steps - 2)
+            ids, mask, labels = sets.train.batch(places)
+            torch.nn.functional.cross_entropy(plain(ids, mask), labels).backward()
+            for rule, rate in zip(rules, rates, strict=True):
+                rule.param_groups[0]["lr"] = rate * factor
+                rule.step()
+                rule.zero_grad()
+            step += 1
+    assert step == steps
+    assert all(map(torch.equal, model.parameters(), plain.parameters()))
 
 
 class Stop(Exception):
