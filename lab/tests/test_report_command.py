@@ -128,6 +128,8 @@ def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     (tmp_path / "bad.md").write_text("<!-- begin mnist-accuracy -->\n<!-- end -->\n")
     assert report(tmp_path, "--markdown", str(tmp_path / "bad.md")) == 2
     assert "bad.md: there is nothing for mnist-accuracy; there are" in capsys.readouterr().err
+    assert not out.exists()
+    out.mkdir()
     (out / "report.html").write_text("my thesis")
     assert report(tmp_path) == 2
     assert "is not a report of mirrorhead" in capsys.readouterr().err

@@ -231,7 +231,6 @@ def _claim(p: float) -> Claim:
     method = f"MirrorAdam p={p:g}"
     return Claim(
         f"fine-tuning-{f'{p:g}'.replace('.', '-')}",
-        "fine-tuning",
         f"Fine-tuning without a center: p = {p:g}",
         f"A pretrained encoder fine-tuned with MirrorAdam, $p = {p:g}$, is about as accurate as one"
         " fine-tuned with AdamW, and more accurate when the smallest 40 % and 60 % of every encoder"
