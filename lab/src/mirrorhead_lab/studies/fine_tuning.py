@@ -28,7 +28,7 @@ from torch.optim import AdamW, Optimizer
 
 from mirrorhead.optim import MirrorAdam
 from mirrorhead_lab.datasets import LabelledTexts, Sentences, load_imdb
-from mirrorhead_lab.datasets.reviews import without
+from mirrorhead_lab.datasets.texts import without
 from mirrorhead_lab.evaluation.attention_reading import normalized_entropy
 from mirrorhead_lab.findings.table import NOTHING, Cell, Table, word
 from mirrorhead_lab.models import attention_maps
