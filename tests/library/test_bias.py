@@ -103,7 +103,7 @@ def test_the_page_says_which_margin_each_optimizer_maximises() -> None:
     assert list(said) == list(found)
     for name, row in found.items():
         assert row == pytest.approx(said[name], abs=0.006), name
-    guide = " ".join((PAGE.parent / "how-to-choose.md").read_text().split())
+    guide = " ".join((PAGE.parents[1] / "how-to-choose.md").read_text().split())
     docstring = " ".join((mh.MirrorAdam.__doc__ or "").split())
     for name in ("`MirrorAdam`, p = 1.1", "`MirrorAdam`, p = 1.1, `knee=None`"):
         numbers = "{:.2f}, {:.2f} and {:.2f}".format(*said[name][:3])

@@ -125,7 +125,7 @@ def judge_claim(study: ComparisonResults, claim: ClassifierClaim) -> Finding:
         claim,
         partial(_values, study),
         command=study.command,
-        docs=("results", {"cifar10": "cifar-10"}.get(study.name, study.name)),
+        docs=(f"evidence/{study.name}", "verdicts"),
         about=f"{seeds} seeds for each optimizer. To make the runs:",
         differs=_differs(study) if claim.of_the_paper else "",
     )
