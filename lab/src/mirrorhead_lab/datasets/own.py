@@ -85,6 +85,7 @@ def _json_rows(path: Path, content: str) -> Iterable[tuple[int, dict]]:
 def _any_language(text: str) -> bytes:
     """What copies of a text have in common, in any script: `text_key` knows a to z alone.
 
+    >>> from mirrorhead_lab.datasets.texts import text_key
     >>> _any_language("A fine film!") == text_key("A fine film!")
     True
     """
