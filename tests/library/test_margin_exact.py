@@ -17,10 +17,11 @@ from mirrorhead.margin._certificate import FARKAS
 TOL = 1e-9
 KINDS = (
     *(1, 1.02, 1.1, 1.5, 2, 3, 10, 100, inf),
-    *(mh.Schatten(1), mh.Schatten(1.5), mh.Schatten(4), mh.Grouped(1.3), mh.Grouped(4, 1)),
+    *(mh.Schatten(1), mh.Schatten(1.5), mh.Schatten(4), mh.Schatten(inf)),
+    *(mh.Grouped(1), mh.Grouped(1.3), mh.Grouped(4, 1), mh.Grouped(inf, 1)),
 )
 SHAPES = ((1, 2, 2), (2, 3, 2), (3, 3, 2), (2, 4, 3), (3, 3, 3), (2, 2, 5), (3, 4, 1), (4, 3, 4))
-COUNT = 25  # problems of each shape and norm: 8 x 14 x 25 = 2,800
+COUNT = 25  # problems of each shape and norm: 8 x 17 x 25 = 3,400
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ Z^-1 = [[E, F], [F', G]],
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,8 +23,8 @@ from mirrorhead.margin._constraints import ConstraintMatrix
 from mirrorhead.margin._interior_point import SolverResult, solve
 from mirrorhead.margin._linear_systems import LAST_RESORT, cholesky, cholesky_solve
 
-MAX_ITERATIONS = 60
-# A run ends when the gap has not fallen for this many steps.
+MAX_ITERATIONS = 100
+# A run ends when a finite gap has not fallen for this many steps.
 PATIENCE = 6
 _BUDGET = 1 << 21  # numbers in the matrices of the problems that are solved at a time
 
@@ -88,10 +89,7 @@ def solve_nuclear(A: ConstraintMatrix, b: Tensor, tol: float) -> SolverResult:
         )
     result = solve(A, b, 2.0, 1e-2)
     _, n, R, a = A.left.shape
-    right, basis = A.right, None
-    if n < right.shape[-1]:  # W needs no more columns than there are queries
-        basis, triangle = torch.linalg.qr(right.mT)
-        right = triangle.mT
+    right, basis = narrowed(A.right)
     todo = result.gap.isfinite().nonzero().squeeze(-1)
     for index in todo.split(max(1, _BUDGET // A.rows**2)) if len(todo) else ():
         rows = _Rows(A.left[index].view(-1, n * R, a), right[index], b[index])
@@ -100,6 +98,14 @@ def solve_nuclear(A: ConstraintMatrix, b: Tensor, tol: float) -> SolverResult:
         result.lam[index], result.gap[index] = lam, gap
         result.iterations[index] += iterations
     return result
+
+
+def narrowed(right: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return queries in the span of all of them, and its basis: W needs no other columns."""
+    if right.shape[1] >= right.shape[2]:
+        return right, None
+    basis, triangle = torch.linalg.qr(right.mT)
+    return triangle.mT, basis
 
 
 def _iterate(rows: _Rows, lam: Tensor, tol: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -115,7 +121,11 @@ def _iterate(rows: _Rows, lam: Tensor, tol: float) -> tuple[Tensor, Tensor, Tens
         at = index[better]
         W[at], best[at], gaps[at] = x.X[better, :a, a:], x.lam[better], gap[better]
         since[at] = step
-        going = (gap > tol) & (step - since[index] < PATIENCE)
+        going = (
+            (gap > tol)
+            & ((step - since[index] < PATIENCE) | gaps[index].isinf())
+            & x.lam.isfinite().all(-1)
+        )
         keep = going.nonzero().squeeze(-1)
         if len(keep) < len(index):
             rows, x, index = rows.take(keep), _Point(*(y[keep] for y in x)), index[keep]
@@ -136,7 +146,7 @@ def _start(rows: _Rows, lam: Tensor) -> _Point:
     size = torch.linalg.matrix_norm(rows.pull(lam), 2)
     lam = lam * (0.6 / size).unsqueeze(-1)
     S = rows.pull(lam)
-    inverse = _inverse(S)
+    inverse = inverse_of(S)
     a = S.shape[1]
     width = sum(S.shape[1:]) + b.shape[-1]
     pushed = rows.push(2 * inverse[:, :a, a:])
@@ -153,14 +163,16 @@ def _gap(rows: _Rows, x: _Point) -> Tensor:
     values = rows.push(x.X[:, :a, a:]) / rows.b
     margin = torch.where(rows.b > 0, values, math.inf).amin(-1)
     upper = 0.5 * x.X.diagonal(dim1=-2, dim2=-1).sum(-1) / margin
-    lower = (rows.b.clamp_min(0) * x.lam).sum(-1) / torch.linalg.matrix_norm(x.S, 2)
+    usable = x.S.isfinite().all(-1, keepdim=True)  # LAPACK raises where it is not
+    largest = torch.linalg.matrix_norm(x.S.where(usable, 1.0), 2)
+    lower = (rows.b.clamp_min(0) * x.lam).sum(-1) / largest
     return torch.where((margin > 0) & (lower > 0), upper / lower - 1, math.inf).nan_to_num(math.inf)
 
 
 def _step(rows: _Rows, x: _Point) -> _Point:
     b, lam, u, X = rows.b, x.lam, x.u, x.X
     a = x.S.shape[1]
-    inverse = _inverse(x.S)
+    inverse = inverse_of(x.S)
     K = rows.schur(X, inverse)
     K.diagonal(dim1=-2, dim2=-1).add_(u / lam)
     scale = K.diagonal(dim1=-2, dim2=-1).rsqrt()
@@ -178,18 +190,14 @@ def _step(rows: _Rows, x: _Point) -> _Point:
         """The step to X + dX = rest + what dlam adds, u + du = push - (u/lam) dlam."""
         dlam = solved(b + push - rows.push(rest[:, :a, a:]))
         dS = rows.pull(dlam)
-        dX = rest - X + _sym(X @ _off(dS) @ inverse)
+        dX = rest - X + sym(X @ off(dS) @ inverse)
         return dX, push - u - u / lam * dlam, dlam, dS
 
-    # X = L L', Z = C C': the longest steps are eigenvalues of L^-1 dX L^-T and C^-1 dZ C^-T.
     eye = torch.eye(X.shape[-1]).to(X)
-    roots = torch.linalg.cholesky_ex(torch.stack([X, eye - _off(x.S)]))[0]
+    least_of = relative(torch.stack([X, eye - off(x.S)]))
 
     def longest(dX: Tensor, du: Tensor, dlam: Tensor, dS: Tensor) -> tuple[Tensor, Tensor]:
-        moves = torch.stack([dX, -_off(dS)])
-        half = torch.linalg.solve_triangular(roots, moves, upper=False)
-        whole = torch.linalg.solve_triangular(roots, half.mT, upper=False)
-        least = torch.linalg.eigvalsh(_sym(whole).nan_to_num(0.0))[..., 0]
+        least = least_of(torch.stack([dX, -off(dS)]))
         primal = torch.minimum(least[0], (du / u).amin(-1))
         dual = torch.minimum(least[1], (dlam / lam).amin(-1))
         return 1 / (-primal).clamp_min(1e-9), 1 / (-dual).clamp_min(1e-9)
@@ -210,16 +218,28 @@ def _step(rows: _Rows, x: _Point) -> _Point:
     )
     mu = ((after / now).clamp(0, 1) ** 3 * now / width)[:, None]
     # The products of the predictor, which the linear model leaves out.
-    rest = 2 * mu[..., None] * inverse + _sym(dX @ _off(dS) @ inverse)
+    rest = 2 * mu[..., None] * inverse + sym(dX @ off(dS) @ inverse)
     dX, du, dlam, dS = direction(rest, mu / lam - du * dlam / lam)
     near = 0.9 + 0.09 * torch.minimum(primal, dual)
     primal, dual = longest(dX, du, dlam, dS)
     p, d = ((near * s).clamp_max(1)[:, None] for s in (primal, dual))
     lam = lam + d * dlam
-    return _Point(_sym(X + p[..., None] * dX), u + p * du, lam, rows.pull(lam))
+    return _Point(sym(X + p[..., None] * dX), u + p * du, lam, rows.pull(lam))
 
 
-def _inverse(S: Tensor) -> Tensor:
+def relative(matrices: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return what gives the smallest eigenvalues of symmetric moves relative to `matrices`."""
+    roots = torch.linalg.cholesky_ex(matrices)[0]
+
+    def least(moves: Tensor) -> Tensor:
+        half = torch.linalg.solve_triangular(roots, moves, upper=False)
+        whole = torch.linalg.solve_triangular(roots, half.mT, upper=False)
+        return torch.linalg.eigvalsh(sym(whole).nan_to_num(0.0, 0.0, 0.0))[..., 0]
+
+    return least
+
+
+def inverse_of(S: Tensor) -> Tensor:
     """The inverse of Z = [[I, -S], [-S', I]], from the singular values of S."""
     U, sigma, Vt = torch.linalg.svd(S, full_matrices=False)
     grow = 1 / ((1 - sigma) * (1 + sigma))
@@ -230,7 +250,7 @@ def _inverse(S: Tensor) -> Tensor:
     return torch.cat([torch.cat([E, F], -1), torch.cat([F.mT, G], -1)], -2)
 
 
-def _off(S: Tensor) -> Tensor:
+def off(S: Tensor) -> Tensor:
     """[[0, S], [S', 0]]."""
     a, c = S.shape[1:]
     whole = S.new_zeros(len(S), a + c, a + c)
@@ -238,5 +258,5 @@ def _off(S: Tensor) -> Tensor:
     return whole
 
 
-def _sym(X: Tensor) -> Tensor:
+def sym(X: Tensor) -> Tensor:
     return 0.5 * (X + X.mT)

@@ -24,7 +24,7 @@ from mirrorhead.margin._shapes import Shape, order_rows
 
 # The matrix A of one problem has at most this many entries (400 MB).
 MAX_ENTRIES = 50_000_000
-_BUDGET = 1 << 20  # entries of the matrices of the problems that are solved at a time
+BUDGET = 1 << 20  # entries of the matrices of the problems that are solved at a time
 _SCHEDULES = (
     Schedule(1.5, 0.5, 0.1, 50, 0),
     Schedule(1.25, 0.2, 0.1, 80, 0),
@@ -60,7 +60,7 @@ def solve_smooth(
     result.gap[left] = math.inf
     every = torch.arange(A.rows, device=b.device)
     for schedule in _SCHEDULES:
-        for index in left.split(max(1, _BUDGET // (A.rows * A.columns))) if len(left) else ():
+        for index in left.split(max(1, BUDGET // (A.rows * A.columns))) if len(left) else ():
             rows = A.take(index).take_rows(every.expand(len(index), -1))[..., order]
             run = _Run(rows, b[index], shape, norm.p, schedule)
             w, lam, gap, steps = run.iterate(tol)
@@ -116,9 +116,9 @@ class _Run:
         share = b.clamp_min(0) / b.clamp_min(0).square().sum(-1, keepdim=True)
         share = share.where(b > 0, 0.01 / b.shape[-1])
         exponent = self.towards(b.new_full((len(b), 1), 2.0))
-        s = _times(self.rows.mT, share)
+        s = times(self.rows.mT, share)
         w = self.power(s, 1 / (exponent - 1))[0]
-        x = self.normalised(w, s, share, _times(self.rows, w), exponent)
+        x = self.normalised(w, s, share, times(self.rows, w), exponent)
         beta = 0.5 / _dot(b, x.lam)
         return x._replace(u=torch.maximum(x.aw - beta * b, 0.05 / (b.shape[-1] * x.lam)))
 
@@ -141,7 +141,7 @@ class _Run:
         pairing = torch.where(pairing > 0, pairing, 1.0)
         s, lam = s / pairing, lam / pairing
         dual = _norm(self.shape.lengths(s), p / (p - 1))
-        return _Point(w, _times(self.rows, w), u, s, lam, p, dual)
+        return _Point(w, times(self.rows, w), u, s, lam, p, dual)
 
     def gap(self, x: _Point) -> Tensor:
         margin = torch.where(self.b > 0, x.aw / self.b, math.inf).amin(-1, keepdim=True)
@@ -163,8 +163,8 @@ class _Run:
         multiply, rho, f = self.linearised(x, gap)
         turned = multiply(self.rows)  # (B, m, N), A times the derivative
         K = turned @ self.rows.mT
-        solved = _system(0.5 * (K + K.mT), x.u / x.lam)
-        residual = target - x.aw - _times(self.rows, rho)
+        solved = system(0.5 * (K + K.mT), x.u / x.lam)
+        residual = target - x.aw - times(self.rows, rho)
 
         r = solved(residual) / x.lam
         dual, primal = _longest(r.amin(-1, True)), _longest(-1 - r.amax(-1, True))
@@ -177,8 +177,8 @@ class _Run:
         dlam = solved(residual + push)
         r = dlam / x.lam
         du = push - x.u * (1 + r)
-        ds = _times(self.rows.mT, dlam)
-        dw = rho + _times(turned.mT, dlam)
+        ds = times(self.rows.mT, dlam)
+        dw = rho + times(turned.mT, dlam)
         fraction = (1 - gap).clamp_min(0.99).clamp_max(1 - 1e-8)
         dual = fraction * _longest(r.amin(-1, True))
         primal = fraction * _longest((du / x.u).amin(-1, True))
@@ -202,7 +202,7 @@ class _Run:
             at_0 = _dot(f - new_s, dw) + _dot(new_lam - mu / x.u, du)
             primal = primal * _backtrack(slope, at_0, primal, gap > 0)
         lam = x.lam + dual * dlam
-        s = _times(self.rows.mT, lam)
+        s = times(self.rows.mT, lam)
         w = x.w + primal * dw
         astray = _dot(w, s) <= 0
         if bool(astray.any()):
@@ -239,7 +239,7 @@ class _Run:
         return multiply, rho, f
 
 
-def _system(K: Tensor, diagonal: Tensor) -> Callable[[Tensor], Tensor]:
+def system(K: Tensor, diagonal: Tensor) -> Callable[[Tensor], Tensor]:
     """Return what solves (K + diag) y = r, after scaling and with refinement."""
     K.diagonal(dim1=-2, dim2=-1).add_(diagonal)
     scale = K.diagonal(dim1=-2, dim2=-1).rsqrt()
@@ -249,7 +249,7 @@ def _system(K: Tensor, diagonal: Tensor) -> Callable[[Tensor], Tensor]:
     def solved(r: Tensor) -> Tensor:
         r = r * scale
         y = cholesky_solve(L, r)
-        return (y + cholesky_solve(L, r - _times(K, y))) * scale
+        return (y + cholesky_solve(L, r - times(K, y))) * scale
 
     return solved
 
@@ -275,7 +275,7 @@ def _norm(lengths: Tensor, p: Tensor) -> Tensor:
     return ((lengths / top) ** p).sum(-1, keepdim=True) ** (1 / p) * top
 
 
-def _times(matrix: Tensor, x: Tensor) -> Tensor:
+def times(matrix: Tensor, x: Tensor) -> Tensor:
     return (matrix @ x.unsqueeze(-1)).squeeze(-1)
 
 

@@ -10,11 +10,13 @@ from torch import Tensor
 
 from mirrorhead.geometry import Grouped, Norm, PNorm, Schatten, as_norm
 from mirrorhead.margin._constraints import ConstraintMatrix
+from mirrorhead.margin._group_limits import solve_group_limit
 from mirrorhead.margin._interior_point import SolverResult, solve
 from mirrorhead.margin._newton_step import Start
 from mirrorhead.margin._nuclear import solve_nuclear
 from mirrorhead.margin._other_norms import solve_polyhedral
 from mirrorhead.margin._smooth_norms import solve_smooth
+from mirrorhead.margin._spectral import solve_spectral
 
 
 class Task(NamedTuple):
@@ -41,16 +43,22 @@ def _smooth(p: float) -> bool:
     return 1 < p < math.inf
 
 
-def _polyhedral(p: float) -> bool:
+def _limits(p: float) -> bool:
     return p in (1, math.inf)
 
 
 SOLVERS = (
     Solver(PNorm, _smooth, lambda A, b, to: solve(A, b, to.norm.p, to.tol, to.start)),
-    Solver(PNorm, _polyhedral, lambda A, b, to: solve_polyhedral(A, b, to.norm.p)),
+    Solver(PNorm, _limits, lambda A, b, to: solve_polyhedral(A, b, to.norm.p)),
     Solver(Schatten, lambda p: p == 1, lambda A, b, to: solve_nuclear(A, b, to.tol)),
     Solver(Schatten, _smooth, lambda A, b, to: solve_smooth(A, b, to.norm, to.weights, to.tol)),
+    Solver(Schatten, lambda p: p == math.inf, lambda A, b, to: solve_spectral(A, b, to.tol)),
     Solver(Grouped, _smooth, lambda A, b, to: solve_smooth(A, b, to.norm, to.weights, to.tol)),
+    Solver(
+        Grouped,
+        _limits,
+        lambda A, b, to: solve_group_limit(A, b, to.norm, to.weights, to.tol),
+    ),
 )
 
 
@@ -69,6 +77,6 @@ def choose(norm: float | Norm, name: str) -> Choice:
         if type(norm) is solver.kind and solver.takes(norm.p):
             return Choice(norm, solver.solve)
     raise ValueError(
-        f"{name} must be a norm that has a solver, got {norm!r}. Solvers know PNorm(p) with"
-        " 1 <= p <= inf, Schatten(p) with 1 <= p < inf and Grouped(p) with 1 < p < inf"
+        f"{name} must be a norm that has a solver, got {norm!r}. Solvers know PNorm(p),"
+        " Schatten(p) and Grouped(p) with 1 <= p <= inf"
     )
