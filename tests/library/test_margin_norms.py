@@ -1,6 +1,7 @@
 """Margin solutions in Schatten and group norms, against a conic solver and by their laws."""
 
 import math
+import warnings
 
 import cvxpy as cp
 import numpy as np
@@ -42,8 +43,10 @@ def conic(norm, rows, shape):
         ]
         value = cp.pnorm(cp.hstack(lengths), norm.p)
     problem = cp.Problem(cp.Minimize(value), [rows.numpy() @ cp.vec(W, order="C") >= 1, *asked])
-    problem.solve(solver=cp.CLARABEL)
-    return problem.value
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the solution may be inaccurate
+        problem.solve(solver=cp.CLARABEL)
+    return problem.value if problem.status == cp.OPTIMAL else None
 
 
 @pytest.mark.parametrize(
@@ -55,6 +58,7 @@ def conic(norm, rows, shape):
     ],
 )
 def test_norms_agree_with_a_conic_solver(norm, count):
+    unsure = 0
     for seed in range(count):
         n, T, d = 2 + seed % 4, 3 + seed % 3, 4 + 2 * (seed % 2)
         X, z, tokens = random_problem(n, T, d, seed=seed)
@@ -68,7 +72,11 @@ def test_norms_agree_with_a_conic_solver(norm, count):
             continue
         assert solution.status == "optimal", (norm, seed)
         value = conic(norm, rows, tuple(solution.W.shape))
+        unsure += value is None  # Clarabel says that it is
+        if value is None:
+            continue
         assert solution.norm.item() == pytest.approx(value, rel=1e-6), (norm, seed)
+    assert unsure <= count / 25
 
 
 @cases("norm")
@@ -168,7 +176,7 @@ def test_nasty_problems_end_with_what_the_data_support(name, norm):
     data = nasty(name, 20)
     solution = mh.attention_svm(*data, norm)
     assert solution.check(*data).supported.all()
-    assert (solution.optimal | (solution.gap < 1e-3)).all(), solution
+    assert (solution.optimal | (solution.gap < 1e-7)).all(), solution
 
 
 @pytest.mark.slow

@@ -61,20 +61,20 @@ def solve_group_limit(
     for index in todo.split(max(1, BUDGET // (A.rows * A.columns))) if len(todo) else ():
         rows = A.take(index).take_rows(every.expand(len(index), -1))[..., order]
         program = _Program(rows, b[index], shape, norm.p == 1)
-        w, lam, gap, steps = _iterate(program, result.lam[index], tol)
+        w, lam, gap, steps = _iterate(program, result.w[index][:, order], tol)
         result.w[index[:, None], order] = w
         result.lam[index], result.gap[index] = lam, gap
         result.iterations[index] += steps
     return result
 
 
-def _iterate(program: _Program, lam: Tensor, tol: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _iterate(program: _Program, w: Tensor, tol: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the best weights and multipliers of each problem, their gaps, and counts of steps."""
-    x = _start(program, lam)
-    B = len(lam)
+    x = _start(program, w)
+    B = len(w)
     w, best, gaps = program.rows[:, 0].clone(), x.lam.clone(), x.u.new_full((B,), math.inf)
-    counts, since = torch.zeros(2, B, dtype=torch.long, device=lam.device)
-    index = torch.arange(B, device=lam.device)
+    counts, since = torch.zeros(2, B, dtype=torch.long, device=w.device)
+    index = torch.arange(B, device=w.device)
     for step in range(MAX_ITERATIONS):
         gap = _gap(program, x)
         better = gap < gaps[index]
@@ -99,26 +99,19 @@ def _iterate(program: _Program, lam: Tensor, tol: float) -> tuple[Tensor, Tensor
     return w, best, gaps, counts
 
 
-def _start(program: _Program, lam: Tensor) -> _Point:
+def _start(program: _Program, w: Tensor) -> _Point:
+    """Return a feasible point with u lam = mu, of the weights of p = 2 with margin 1.5."""
     rows, b, shape, summed = program
-    share = torch.where(b > 0, b, 0.01)
-    share = share / share.sum(-1, keepdim=True)
-    lam = lam * (b > 0)
-    lam = 0.8 * lam / lam.sum(-1, keepdim=True) + 0.2 * share
-    lengths = shape.lengths(times(rows.mT, lam))
-    lam = lam * (0.6 / (lengths.amax(-1, True) if summed else lengths.sum(-1, keepdim=True)))
-    s = times(rows.mT, lam)
-    lengths = shape.lengths(s)
+    margin = torch.where(b > 0, times(rows, w) / b, math.inf).amin(-1, keepdim=True)
+    w = 1.5 / margin * w
+    u = times(rows, w) - b
+    lengths = shape.lengths(times(rows.mT, 1 / u))
+    mu = 0.6 / (lengths.amax(-1, True) if summed else lengths.sum(-1, keepdim=True))
+    s, lengths = times(rows.mT, mu / u), mu * lengths
     y = torch.ones_like(lengths) if summed else lengths + 0.4 / shape.count
-    inverse = 1 / ((y - lengths) * (y + lengths))
-    w = (inverse.unsqueeze(-1) * s.unflatten(-1, (shape.count, -1))).flatten(-2)
-    # W = mu w has the mean of A W at that of b.
-    mean = torch.where(b > 0, times(rows, w), 0.0).sum(-1) / b.clamp_min(0).sum(-1)
-    width = shape.count + b.shape[-1]
-    mu = 1 / mean.clamp_min(1 / width)
-    mu = torch.maximum(mu, (b * lam).sum(-1) / width)[:, None]
-    x = torch.cat([(y * inverse).unsqueeze(-1), w.unflatten(-1, (shape.count, -1))], -1)
-    return _Point(mu[..., None] * x, _cone(y, s, shape), mu / lam, lam)
+    t = 1.5 * shape.lengths(w).amax(-1, keepdim=True)
+    t = torch.maximum(t, mu if summed else mu * shape.count).expand_as(y)
+    return _Point(_cone(t, -w, shape), _cone(y, s, shape), u, mu / u)
 
 
 def _cone(y: Tensor, s: Tensor, shape: Groups) -> Tensor:

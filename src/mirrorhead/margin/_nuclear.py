@@ -93,7 +93,9 @@ def solve_nuclear(A: ConstraintMatrix, b: Tensor, tol: float) -> SolverResult:
     todo = result.gap.isfinite().nonzero().squeeze(-1)
     for index in todo.split(max(1, _BUDGET // A.rows**2)) if len(todo) else ():
         rows = _Rows(A.left[index].view(-1, n * R, a), right[index], b[index])
-        W, lam, gap, iterations = _iterate(rows, result.lam[index], tol)
+        W = result.w[index].view(-1, *A.shape)
+        W = W if basis is None else W @ basis[index]
+        W, lam, gap, iterations = _iterate(rows, W, tol)
         result.w[index] = (W if basis is None else W @ basis[index].mT).flatten(1)
         result.lam[index], result.gap[index] = lam, gap
         result.iterations[index] += iterations
@@ -108,13 +110,13 @@ def narrowed(right: Tensor) -> tuple[Tensor, Tensor | None]:
     return triangle.mT, basis
 
 
-def _iterate(rows: _Rows, lam: Tensor, tol: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _iterate(rows: _Rows, W: Tensor, tol: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the best weights and multipliers of each problem, their gaps, and counts of steps."""
     B, _, a = rows.D.shape
-    x = _start(rows, lam)
+    x = _start(rows, W)
     W, best, gaps = x.S.clone(), x.lam.clone(), x.u.new_full((B,), math.inf)
-    counts, since = torch.zeros(2, B, dtype=torch.long, device=lam.device)
-    index = torch.arange(B, device=lam.device)
+    counts, since = torch.zeros(2, B, dtype=torch.long, device=W.device)
+    index = torch.arange(B, device=W.device)
     for step in range(MAX_ITERATIONS):
         gap = _gap(rows, x)
         better = gap < gaps[index]
@@ -136,25 +138,16 @@ def _iterate(rows: _Rows, lam: Tensor, tol: float) -> tuple[Tensor, Tensor, Tens
     return W, best, gaps, counts
 
 
-def _start(rows: _Rows, lam: Tensor) -> _Point:
-    """Return a point with X Z = 2 mu I and u lam = mu near the multipliers of p = 2."""
+def _start(rows: _Rows, W: Tensor) -> _Point:
+    """Return a feasible point with u lam = mu, of the weights of p = 2 with margin 1.5."""
     b = rows.b
-    share = torch.where(b > 0, b, 0.01).square() / b.square().sum(-1, keepdim=True)
-    share = share / share.sum(-1, keepdim=True)
-    lam = lam * (b > 0)
-    lam = 0.8 * lam / lam.sum(-1, keepdim=True) + 0.2 * share
-    size = torch.linalg.matrix_norm(rows.pull(lam), 2)
-    lam = lam * (0.6 / size).unsqueeze(-1)
-    S = rows.pull(lam)
-    inverse = inverse_of(S)
-    a = S.shape[1]
-    width = sum(S.shape[1:]) + b.shape[-1]
-    pushed = rows.push(2 * inverse[:, :a, a:])
-    margin = torch.where(b > 0, pushed, 0.0).sum(-1) / b.clamp_min(0).sum(-1)
-    mu = 1 / margin.clamp_min(1 / width)
-    mu = torch.maximum(mu, (b * lam).sum(-1) / width)
-    mu = mu[:, None]
-    return _Point(2 * mu[..., None] * inverse, mu / lam, lam, S)
+    margin = torch.where(b > 0, rows.push(W) / b, math.inf).amin(-1)
+    W = W * (1.5 / margin)[:, None, None]
+    u = rows.push(W) - b
+    mu = (0.6 / torch.linalg.matrix_norm(rows.pull(1 / u), 2))[:, None]
+    lam = mu / u
+    t = torch.maximum(1.5 * torch.linalg.matrix_norm(W, 2)[:, None], 2 * mu)[..., None]
+    return _Point(off(W) + t * torch.eye(sum(W.shape[1:])).to(W), u, lam, rows.pull(lam))
 
 
 def _gap(rows: _Rows, x: _Point) -> Tensor:
