@@ -10,6 +10,7 @@ import torch
 
 import mirrorhead as mh
 from margin_cases import HOPELESS, NASTY, dense_rows, hopeless, nasty, random_problem
+from mirrorhead.synthetic import random_problem as sampled
 
 NORMS = (
     *(mh.Schatten(p) for p in (1, 1.5, 3, math.inf)),
@@ -201,6 +202,42 @@ def test_classes_of_a_linear_classifier():
         own = scores.gather(-1, labels.unsqueeze(-1))
         others = torch.arange(4) != labels.unsqueeze(-1)
         assert ((own - scores)[others] >= 1 - 1e-9).all()
+
+
+# Paths in norms that are not smooth at sparse weights, or at those of low rank, take longer.
+PATHS = [
+    *((mh.PNorm(p), 10_000) for p in (2, math.inf)),
+    *((mh.Schatten(p), 10_000) for p in (1.5, math.inf)),
+    *((mh.Grouped(p), 10_000) for p in (1.5, math.inf)),
+    *((norm, 30_000) for norm in (mh.Schatten(1), mh.Grouped(1))),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("norm", "steps"), PATHS, ids=lambda x: repr(x))
+def test_steepest_descent_reaches_the_certified_margin_of_its_norm(norm, steps):
+    problem = sampled(20)
+    path = mh.descend(problem, norm, steps, rule="steepest", record=[steps])
+    solution = mh.attention_svm(problem.X, problem.z, path.tokens, norm)
+    assert solution.optimal.all()
+    W, selected = path.W[-1], path.tokens.unsqueeze(-1)
+    logits = problem.logits(W)
+    apart = (logits.gather(-1, selected) - logits).scatter(-1, selected, math.inf)
+    share = apart.amin((-2, -1)) / norm.norm(W, (-2, -1)) * solution.norm
+    assert (share > 0.95).all(), share
+    assert (share < 1 + 1e-8).all(), share
+
+
+def test_a_path_is_measured_in_the_geometry_of_the_solution():
+    problem, psi = sampled(3), mh.Schatten(1.5)
+    path = mh.descend(problem, psi, 300)
+    solution = mh.attention_svm(problem.X, problem.z, path.tokens, psi)
+    own = path.divergence_to(solution)
+    torch.testing.assert_close(own[-1], psi.direction_divergence(solution.W, path.W[-1], (-2, -1)))
+    nuclear = mh.attention_svm(problem.X, problem.z, path.tokens, mh.Schatten(1))
+    with pytest.raises(ValueError, match=r"Schatten\(1\) is only a norm"):
+        path.divergence_to(nuclear)
+    assert path.divergence_to(nuclear, geometry=psi).shape == own.shape
 
 
 def test_a_norm_without_a_solver_is_refused_by_name():
