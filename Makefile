@@ -64,7 +64,7 @@ quick: $(DEV) $(KERNELS)
 	cd lab && ../$(BIN)/python -m pytest -q $(PARALLEL) $(QUICK)
 
 docs: $(DEV)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs -q build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "documentation: out/docs/index.html (search needs a server: make docs-serve)"
 
 docs-serve: docs

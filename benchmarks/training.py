@@ -37,12 +37,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mirrorhead import MirrorDescent
-from mirrorhead_lab.datasets import encode, load_imdb, load_tokenizer
+from mirrorhead_lab.datasets import Texts, encode, load_imdb, load_tokenizer
 from mirrorhead_lab.datasets.batches import POOL, even_batches, pieces
-from mirrorhead_lab.datasets.reviews import Texts
 from mirrorhead_lab.models import TextClassifier, TextSettings
 from mirrorhead_lab.training import build_optimizer, preset
-from mirrorhead_lab.training.loop import TOKENS_AT_ONCE
+from mirrorhead_lab.training.classification import TOKENS_AT_ONCE
 from mirrorhead_lab.training.presets import COMPARISONS
 
 P, LR = 1.1, 1e-4

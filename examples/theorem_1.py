@@ -2,7 +2,7 @@
 
     python examples/theorem_1.py [--trials 100] [--p 1.5 1.75 2 3] [--starts 8]
 
-prints the tables of docs/regularization.md.
+prints a table for each p; docs/evidence/paper.md discusses it.
 """
 
 from __future__ import annotations

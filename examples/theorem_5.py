@@ -2,8 +2,8 @@
 
     python examples/theorem_5.py [--p 1.75 2 3]
 
-prints the tables of docs/regularization.md: label margin and Assumption B's nu of each token set
-that can be separated, then the path and its divergence from the solutions of the set with the
+prints the numbers behind docs/evidence/paper.md: label margin and Assumption B's nu of each token
+set that can be separated, then the path and its divergence from the solutions of the set with the
 largest label margin.
 """
 

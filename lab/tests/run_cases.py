@@ -61,6 +61,8 @@ def make_vit_run(folder: Path, *, seed: int = 0) -> Path:
 def _make(folder: Path, name: str, seed: int, **changes: TextSettings) -> Path:
     base = preset(name, OptimizerSettings("sgd", lr=0.1))
     chosen = replace(base, training=replace(base.training, seed=seed), **changes)
+    if chosen.kind == "text":
+        chosen = chosen.for_classes(("negative", "positive"))
     torch.manual_seed(seed)
     model = chosen.build()
     describe_run(folder, chosen)

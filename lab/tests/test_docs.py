@@ -65,7 +65,7 @@ SETUP = {
     "optimizer.md": MODEL,
     "own-data.md": ARRAYS,
     "models.md": CLASSIFIER.replace("laptop()", "paper(3)"),
-    "analysis.md": CLASSIFIER,
+    "evaluation.md": CLASSIFIER,
     "reproduce.md": RESULTS,
 }
 # Sizes for a test: the data are slices made here, and one epoch is enough.
@@ -251,6 +251,34 @@ def test_options_in_the_text_exist(page: Path) -> None:
     assert set(inline) <= known_options()
 
 
+def by_hand(page: Path) -> int:
+    """Count the words of a page, without the tables and figures that `mirrorhead report` fills in.
+
+    The signs of a table are not words.
+    """
+    generated = r"^<!-- begin [\w-]+ -->$.*?^<!-- end -->$"
+    text = re.sub(generated, "", page.read_text(), flags=re.S | re.M)
+    return len(re.findall(r"\S*\w\S*", text))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_page_is_read_in_one_sitting(page: Path) -> None:
+    assert by_hand(page) <= 2000
+
+
+def test_only_what_a_machine_wrote_may_be_longer(tmp_path: Path) -> None:
+    page, table = tmp_path / "page.md", "| word | 1 |\n" * 2000
+    page.write_text(f"two words\n<!-- begin x -->\n{table}<!-- end -->\nthird <!-- begin y -->\n")
+    assert by_hand(page) == 5  # the mark in the text is no mark: begin and y count
+    page.write_text(table)
+    assert by_hand(page) == 4000
+
+
+def test_the_readme_is_one_screen_of_text() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) < 120 and max(map(len, lines)) <= 130
+
+
 def test_the_readme_points_to_files() -> None:
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md"):
         for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
@@ -304,7 +332,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of the built documentation. A warning of the build is an error."""
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "-q", "build", "--strict", "--site-dir", str(folder)],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
         cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
@@ -391,7 +419,7 @@ def test_screen_readers_and_keyboards_can_use_the_site(
     """axe-core finds nothing serious on pages with all kinds of content."""
     page = browser.new_page(color_scheme=colors)
     found = {}
-    for name in ("index", "optimizer", "patches", "choose-p", "api/index", "api/margin"):
+    for name in ("index", "optimizer", "patches", "evidence/imdb", "api/index", "api/margin"):
         page.goto(f"{site}/{name}.html")
         for one in Axe().run(page).response["violations"]:
             if one["impact"] in ("serious", "critical"):

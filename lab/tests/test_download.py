@@ -18,7 +18,7 @@ from data_slices import FileServer, make_imdb, serving, tar_of
 from mirrorhead_lab.cli.download import Download
 from mirrorhead_lab.cli.main import COMMANDS, main, parse
 from mirrorhead_lab.datasets import DataError, sources
-from mirrorhead_lab.datasets.reviews import load_imdb
+from mirrorhead_lab.datasets.imdb import load_imdb
 from mirrorhead_lab.datasets.sources import (
     SOURCES,
     Source,
@@ -233,7 +233,7 @@ def test_missing_data_says_what_to_do(tmp_path: Path) -> None:
             locate(name, tmp_path)
         assert f"{name}: there is no folder {source.folder} in {tmp_path}" in str(caught.value)
         assert f": mirrorhead download {name} --data {tmp_path} (" in str(caught.value)
-    with pytest.raises(ValueError, match=r"one of imdb.*got 'mnist'"):
+    with pytest.raises(ValueError, match=r"one of .*imdb.*got 'mnist'"):
         locate("mnist", tmp_path)
 
 
@@ -257,10 +257,10 @@ def test_the_root_is_argument_then_variable_then_cache(
         ("sweep imdb", "imdb cad bert"),
         ("study language-model", "imdb"),
         ("tune trec --base base", "sentences"),
-        ("evaluate text", "imdb bert eraser cad"),
+        ("evaluate text", "imdb cad bert eraser"),
         ("evaluate text --on eraser --on cad", "eraser bert cad"),
         ("evaluate vit", "cifar10"),
-        ("collect sweep --out found.json", "imdb bert eraser cad"),
+        ("collect sweep --out found.json", "imdb cad bert eraser"),
         ("attention text dull", "bert"),
         ("margins text", "imdb cad bert"),
         ("margins text --texts own.txt", "bert"),
@@ -298,4 +298,4 @@ def test_the_command_fetches_each_set_once(
     assert (path / server.remote.name).read_bytes() == CONTENT
     assert capsys.readouterr().out == f"bert: {path}\n" * 2
     assert main(["download"]) == 2
-    assert "give at least one of imdb, cifar10" in capsys.readouterr().err
+    assert "give at least one of bert, cad, cifar10" in capsys.readouterr().err

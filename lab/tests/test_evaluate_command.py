@@ -77,6 +77,7 @@ def test_a_sweep_is_collected(slices: Path, capsys: Any) -> None:
     asked = {"preset": "laptop-vit", "epochs": 1, "seeds": [0], "rivals": {}}
     record = {"asked": asked, "rule": "none", "tuned": tuned}
     Path("runs/sweep-1.json").write_text(json.dumps(record))
+    Path("results").mkdir()
     assert main(["collect", "runs", "--out", "results/cifar10.json", "--partial"]) == 0
     assert capsys.readouterr().out == "results of 1 runs: results/cifar10.json\n"
     found = json.loads(Path("results/cifar10.json").read_text())

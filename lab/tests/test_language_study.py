@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -65,6 +66,26 @@ def test_the_loss_is_the_mean_over_characters(corpus: Corpus) -> None:
     ids = corpus.test.long()
     chances = model(ids[:, :-1]).detach().softmax(-1).gather(-1, ids[:, 1:, None])
     assert loss_of(model, corpus.test, batch=4) == pytest.approx(float(-chances.log().mean()))
+
+
+def test_training_is_the_plain_loop(corpus: Corpus) -> None:
+    settings = replace(SMALL, steps=20)
+    trained = train(corpus, settings, Method(), 1e-2, seed=3)
+    torch.manual_seed(3)
+    model = GPT(settings.model)
+    optimizer, rng = Method().optimizer(model, 1e-2), np.random.default_rng(3)
+    for step in range(20):
+        factor = (step + 1) / 2 if step < 2 else 0.55 + 0.45 * math.cos(math.pi * (step - 1) / 18)
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-2 * factor
+        ids = torch.stack([corpus.train[i : i + 9] for i in rng.integers(892, size=2)]).long()
+        optimizer.zero_grad()
+        logits = model(ids[:, :-1])
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    assert all(map(torch.equal, model.parameters(), trained.model.parameters()))
+    assert trained.curve[-1] == loss_of(model, corpus.validation)
 
 
 def test_methods_start_alike_and_see_the_same_text(corpus: Corpus) -> None:

@@ -30,13 +30,13 @@ from mirrorhead_lab.runtime.errors import UserError
 from mirrorhead_lab.training import (
     OptimizerSettings,
     RunError,
+    complete_run,
     evaluate,
     load_run,
     load_sets,
     preset,
     sweep,
 )
-from mirrorhead_lab.training.loop import complete_run
 from mirrorhead_lab.training.run_folder import milestone_path
 from run_cases import make_slices, make_text_run, make_text_sweep, make_vit_run
 

@@ -80,6 +80,8 @@ def test_merge(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("make base tuned -o base.safetensors", "exists; give the path of a new file"),
         ("apply base base.safetensors -o p", "is not a patch"),
         ("apply base nothing -o p", "nothing"),
+        ("info .", ". is a folder; give the path of a file"),
+        ("apply base . -o p", ". is a folder; give the path of a file"),
         ("info p --largest -1", "--largest must be at least 0"),
         ("merge one -o p", "give at least two patches, got 1"),
     ],

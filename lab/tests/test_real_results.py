@@ -20,10 +20,11 @@ from mirrorhead_lab.evaluation.results import (
 from mirrorhead_lab.evaluation.sparsity import large_from
 from mirrorhead_lab.findings.statistics import Difference, outcome, welch
 from mirrorhead_lab.report.real_data import part
+from mirrorhead_lab.report.real_data.claims import CLAIMS, claims_of, judge_claim, judge_study
 from mirrorhead_lab.report.real_data.figures import drawings, sizes
 from mirrorhead_lab.report.real_data.tables import tables
 from mirrorhead_lab.runtime.errors import RunError
-from mirrorhead_lab.studies.claims import CLAIMS, claims_of, judge_claim, judge_study
+from mirrorhead_lab.training.presets import PRESETS
 from results_cases import Level, made_up, write
 
 ROOT = Path(__file__).parents[2]
@@ -222,6 +223,33 @@ def test_what_was_not_run_is_not_refuted(tmp_path: Path) -> None:
     assert short and short.word == "not seen at this scale" and "for 2 epochs" in short.remark
 
 
+@pytest.mark.parametrize(
+    ("preset", "said"),
+    [
+        ("paper-3", ("20,185", "ReLU instead of GELU", "dropout after the embeddings")),
+        ("paper-6", ("20,185", "ReLU instead of GELU", "dropout after the embeddings")),
+        ("vit-paper", ("cropped and flipped", "AdamW")),
+    ],
+)
+def test_details_that_differ_at_the_papers_size_are_named(
+    preset: str, said: tuple[str, ...], tmp_path: Path
+) -> None:
+    study, claim = ("cifar10", FIGURE_11) if preset == "vit-paper" else ("imdb", CLAIMS[0])
+    whole = PRESETS[preset].training.epochs
+    as_claimed = {P11: HIGH, P3: MIDDLE, P2: LOW} if study == "imdb" else {P11: SPARSE}
+    for levels, epochs, word in (
+        (as_claimed, whole, "holds with a remark"),
+        (as_claimed, 2, "holds with a remark"),
+        ({P11: LOW if study == "imdb" else DENSE}, whole, "does not hold"),
+        ({P11: LOW if study == "imdb" else DENSE}, 2, "not seen at this scale"),
+    ):
+        content = {**made_up(study, levels), "preset": preset, "epochs": epochs}
+        verdict = judge_claim(loaded(tmp_path, content), claim).verdict
+        assert verdict and verdict.word == word
+        assert all(each in verdict.remark for each in said), verdict.remark
+        assert "LayerNorm" not in verdict.remark and "256 tokens" not in verdict.remark
+
+
 def test_a_difference_within_the_margin_is_not_called_indistinguishable(tmp_path: Path) -> None:
     """All seeds are worse by .9 to 1.1 points, where 1 is allowed."""
     content = made_up("imdb", {ADAM11: FIRM, ADAM15: FIRM})
@@ -327,7 +355,7 @@ def test_weights_are_large_from_a_size_that_fits_the_width(
 
 
 def test_figure_8_and_table_1_come_out_as_the_docs_say() -> None:
-    """From the files in results/: the sentences of docs/results.md that no mark encloses."""
+    """From results/: the hand-written sentences of docs/evidence/imdb-to-the-end.md."""
     early, end = (load_results(RESULTS / f"{name}.json") for name in ("imdb", "imdb-to-the-end"))
     found = {one.name: one for study in (early, end) for one in judge_study(study, [early, end])}
     first, both = found["figure-8"], found["figure-8-to-the-end"]
@@ -337,7 +365,8 @@ def test_figure_8_and_table_1_come_out_as_the_docs_say() -> None:
     outcomes = [row[-1].text for row in both.comparisons.rows]
     assert outcomes[:3] == ["the other way"] * 3 and outcomes[3:] == ["(as claimed)"] * 6
     best = {one.name: [100 * run.best_kept_accuracy for run in one.runs] for one in end.optimizers}
-    page = " ".join((ROOT / "docs" / "results.md").read_text().split())
+    text = (ROOT / "docs" / "evidence" / "imdb-to-the-end.md").read_text()
+    page = " ".join(text.split())
     for name, p in ((P11, "1.1"), (P2, "2"), (P3, "3")):
         said = f"p = {p} {np.mean(best[name]):.2f} ± {np.std(best[name], ddof=1):.2f}"
         assert said in page, said

@@ -26,7 +26,6 @@ from mirrorhead_lab.report.page import render, write_report
 from mirrorhead_lab.report.real_data import part
 from mirrorhead_lab.report.studies import study_parts
 from mirrorhead_lab.report.terminal import print_findings, print_summary
-from mirrorhead_lab.studies.claims import claims_of, judge_claim
 from mirrorhead_lab.verdicts import Verdict
 from results_cases import Level, made_up, write
 
@@ -169,37 +168,33 @@ def test_sections_of_the_docs_are_linked_where_they_are(
 ) -> None:
     page = tmp_path / "report.html"
     write_report(page, findings)
-    assert "mirrorhead: docs/paper.md, section example-1" in page.read_text()
+    assert "mirrorhead: docs/evidence/paper.md, section example-1" in page.read_text()
     # In a checkout the sources are there, wherever the page is.
-    (tmp_path / "a #1" / "docs").mkdir(parents=True)
+    (tmp_path / "a #1" / "docs" / "evidence").mkdir(parents=True)
     (tmp_path / "a #1" / "mkdocs.yml").write_text("")
-    (tmp_path / "a #1" / "docs" / "paper.md").write_text("")
+    (tmp_path / "a #1" / "docs" / "evidence" / "paper.md").write_text("")
     inner = tmp_path / "a #1" / "out" / "x" / "report.html"
     write_report(inner, findings)
-    link = r'In the docs: <a href="([^"]+)">paper, section example-1</a>'
-    assert re.findall(link, inner.read_text()) == ["../../docs/paper.md#example-1"]
+    link = r'In the docs: <a href="([^"]+)">evidence/paper, section example-1</a>'
+    assert re.findall(link, inner.read_text()) == ["../../docs/evidence/paper.md#example-1"]
     # The pages that are built beside it are better.
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "paper.html").write_text("")
+    (tmp_path / "docs" / "evidence").mkdir(parents=True)
+    (tmp_path / "docs" / "evidence" / "paper.html").write_text("")
     write_report(page, findings)
-    assert 'href="docs/paper.html#example-1"' in page.read_text()
+    assert 'href="docs/evidence/paper.html#example-1"' in page.read_text()
 
 
 def test_the_docs_have_every_section() -> None:
-    sections = {
-        name: {
-            re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")
-            for heading in re.findall(
-                r"^#+ (.*)$", (ROOT / "docs" / f"{name}.md").read_text(), re.M
-            )
-        }
-        for name in ("paper", "results")
-    }
-    assert set(NAMES) <= sections["paper"]
-    for study in load_comparisons(ROOT / "results"):
-        for claim in claims_of(study):
-            page, section = judge_claim(study, claim).docs
-            assert section in sections[page]
+    def sections(page: str) -> set[str]:
+        text = (ROOT / "docs" / f"{page}.md").read_text()
+        headings = re.findall(r"^#+ (.*)$", text, re.M)
+        return {re.sub(r"[^a-z0-9]+", "-", one.lower()).strip("-") for one in headings}
+
+    assert set(NAMES) <= sections("evidence/paper")
+    for study in study_parts(ROOT / "results"):
+        for finding in study.findings:
+            page, section = finding.docs
+            assert section in sections(page), finding.name
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from mirrorhead_lab.runtime.errors import UserError
 from results_cases import made_up, write
 
 ROOT = Path(__file__).parents[2]
-PAGES = [page for page in (ROOT / "docs").glob("*.md") if MARK.search(page.read_text())]
+PAGES = [page for page in (ROOT / "docs").rglob("*.md") if MARK.search(page.read_text())]
 
 
 def report(folder: Path, *arguments: str) -> int:
@@ -128,6 +128,8 @@ def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     (tmp_path / "bad.md").write_text("<!-- begin mnist-accuracy -->\n<!-- end -->\n")
     assert report(tmp_path, "--markdown", str(tmp_path / "bad.md")) == 2
     assert "bad.md: there is nothing for mnist-accuracy; there are" in capsys.readouterr().err
+    assert not out.exists()
+    out.mkdir()
     (out / "report.html").write_text("my thesis")
     assert report(tmp_path) == 2
     assert "is not a report of mirrorhead" in capsys.readouterr().err

@@ -22,7 +22,7 @@ from mirrorhead_lab.runtime.jobs import local, slurm
 from mirrorhead_lab.studies import engine
 from mirrorhead_lab.studies.engine import make, read_rows
 from mirrorhead_lab.studies.study import Method, Rows, Study, Trial
-from results_cases import filled
+from results_cases import filled, words
 
 STUDY = toy_study.STUDY
 #: Tuning of three settings on two tasks, and three final runs of each method on each.
@@ -46,6 +46,7 @@ def test_final_runs_follow_when_tuning_has_chosen(tmp_path: Path) -> None:
                 (row.trial.method, row.trial.task) == ("shrunk", task)} == {
             best.trial.setting["share"]}  # fmt: skip
     assert stored(tmp_path).by_trial == rows.by_trial
+    assert words(rows) == {"toy-far": "holds"}
     again = make(STUDY, tmp_path, local(1), listener=lambda trial, row: told.append(trial))
     assert again.by_trial == rows.by_trial and len(told) == TOTAL
 

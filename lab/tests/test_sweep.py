@@ -87,7 +87,7 @@ def test_what_is_done_is_not_run_again(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = small_sweep(pictures, tmp_path / "out")
-    monkeypatch.setattr("mirrorhead_lab.training.loop.epoch_batches", None)
+    monkeypatch.setattr("mirrorhead_lab.training.classification.epoch_batches", None)
     assert small_sweep(pictures, tmp_path / "out") == first
     with pytest.raises(SweepError, match="4 runs failed"):
         small_sweep(pictures, tmp_path / "elsewhere")
@@ -152,7 +152,7 @@ def test_a_failed_run_is_named_and_the_others_are_done(
         return build_optimizer(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr("mirrorhead_lab.training.loop.build_optimizer", broken)
+        patch.setattr("mirrorhead_lab.training.classification.build_optimizer", broken)
         with pytest.raises(SweepError) as caught:
             sweep("laptop-vit", candidates, out, listener=lambda *a: told.append(a), **options)
     assert "1 run failed" in str(caught.value)

@@ -76,7 +76,7 @@ def test_several_presets(pictures: Path, capsys: pytest.CaptureFixture[str]) -> 
         ("cifar10", "not complete"),
         ("cifar10 --partial --data nowhere", "nowhere"),
         ("cifar10 --partial --preset large", "--preset must be one of laptop"),
-        ("cifar10 --partial --preset laptop-vit paper-3", "paper-3 is for imdb, not for cifar10"),
+        ("cifar10 --partial --preset laptop-vit paper-3", "paper-3 is for text, not for images"),
         ("cifar10 --partial --epochs 0", "epochs must be at least 1"),
         ("cifar10 --partial --seeds 1 1", "seeds must be different"),
         ("cifar10 --partial --jobs 0", "--jobs must be at least 1"),

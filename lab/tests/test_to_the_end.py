@@ -26,6 +26,7 @@ def test_runs_to_the_end_come_into_the_report(
     sweep = ["sweep", "imdb-to-the-end", *words, "--seeds", "0", "1", "--epochs", "2"]
     assert main([*sweep, "--partial", "--jobs", "1"]) == 0
     runs, file = Path("runs/imdb-to-the-end"), "results/imdb-to-the-end.json"
+    Path("results").mkdir()
     assert main(["collect", str(runs), "--out", file, "--partial"]) == 0
     results = load_results(Path(file))
     assert results.name == results.preset.replace("laptop", "imdb") == "imdb-to-the-end"

@@ -73,7 +73,7 @@ def test_pictures_and_other_optimizers(slices: Path) -> None:
         ("cifar10", "not complete"),
         ("imdb --partial --data nowhere", "imdb, cad, bert: there are no folders aclImdb, "),
         ("imdb --partial --preset large", "preset must be one of laptop"),
-        ("imdb --partial --preset vit-paper", "--preset vit-paper is for cifar10, not for imdb"),
+        ("imdb --partial --preset vit-paper", "--preset vit-paper is for images, imdb has text"),
         ("imdb --partial --p 1.2", "no learning rate is known for p = 1.2 in laptop"),
         ("imdb --partial --optimizer adamw", "--lr is needed for adamw"),
         ("imdb --partial --momentum 0.9", "--lr is needed for mirror-descent"),

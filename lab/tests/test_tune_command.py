@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from mirrorhead._files import write_json
+from mirrorhead.patches import Patch
 from mirrorhead_lab.cli.main import main
-from mirrorhead_lab.datasets import DataError, load_own_sentences, load_sentences
+from mirrorhead_lab.datasets import find
 from mirrorhead_lab.models.pretrained import PretrainedClassifier, Tokens, accuracy
+from mirrorhead_lab.training import checkpoints
 from mirrorhead_lab.training.run_folder import locked_folder
+from mirrorhead_lab.training.tuning import (
+    SHARES,
+    FineTuning,
+    TuneSets,
+    TuneSettings,
+    fine_tune,
+)
 from tiny_bert import tiny_bert, toy_texts
 
 
@@ -54,7 +63,7 @@ def test_the_patch_gives_the_scored_model_and_the_base_back(
     state = load_file(tmp_path / "tuned" / "model.safetensors")
     model = PretrainedClassifier(base, 2)
     model.load_tuned(state)
-    task = load_own_sentences(texts)
+    task = find(str(texts)).read()
     tokens = Tokens(base, task.test.texts, task.test.labels, 32)
     assert accuracy(model, tokens) == result["patch"]["test"]
     command = ["patch", "revert", str(tmp_path / "tuned"), str(patch)]
@@ -84,6 +93,55 @@ def test_the_same_command_gives_the_same_patch(texts: Path, base: Path, tmp_path
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
+@pytest.mark.slow
+def test_each_patch_is_computed_once_and_no_weights_are_saved_twice(
+    texts: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes, saved = [], []
+    between, save = Patch.between, checkpoints.packed
+
+    def counted(*args: Any, **options: Any) -> Patch:
+        sizes.append(options["count"])
+        return between(*args, **options)
+
+    def packed(*args: Any) -> bytes:
+        saved.append(args)
+        return save(*args)
+
+    monkeypatch.setattr(Patch, "between", counted)
+    monkeypatch.setattr("mirrorhead_lab.training.loop.packed", packed)
+    assert tune(texts, base, tmp_path / "run", "--epochs", "2", "--texts", "64") == 0
+    assert len(sizes) == len(SHARES)
+    assert len(saved) == 1 + 2  # before the first epoch, and after each
+
+
+@pytest.mark.slow
+def test_fine_tuning_is_the_plain_loop(texts: Path, base: Path) -> None:
+    task, settings = find(str(texts)).read(), TuneSettings(epochs=2, texts=100, batch_size=16)
+    sets = TuneSets.of(task, base, settings)
+    model, plain = (PretrainedClassifier(base, 2) for _ in range(2))
+    optimizer = torch.optim.AdamW(list(model.train_matrices().values()), 1e-3)
+    fine_tune(model, sets, settings, optimizer)
+    rules = (
+        torch.optim.AdamW(list(plain.train_matrices().values()), 1e-3),
+        torch.optim.AdamW(plain.head.parameters(), settings.head_lr, weight_decay=0.0),
+    )
+    rates, step, steps = (1e-3, settings.head_lr), 0, 2 * 6
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(2):
+        for places in sets.train.shuffled(16, generator):
+            factor = (step + 1) / 2 if step < 2 else (steps - step) / (steps - 2)
+            ids, mask, labels = sets.train.batch(places)
+            torch.nn.functional.cross_entropy(plain(ids, mask), labels).backward()
+            for rule, rate in zip(rules, rates, strict=True):
+                rule.param_groups[0]["lr"] = rate * factor
+                rule.step()
+                rule.zero_grad()
+            step += 1
+    assert step == steps
+    assert all(map(torch.equal, model.parameters(), plain.parameters()))
+
+
 class Stop(Exception):
     pass
 
@@ -100,12 +158,14 @@ def test_an_interrupted_run_resumes_to_the_bit(
 ) -> None:  # fmt: skip
     options = ["--epochs", "2", "--texts", "96"]
     assert tune(texts, base, tmp_path / "whole", *options) == 0
-    steps: list[str] = []
+    steps: list[object] = []
+    backward = FineTuning.backward
 
-    def advance(bars: object, name: str) -> None:
-        steps.append(name)
-        if len(steps) > 96 // 32:
+    def interrupted(task: FineTuning, batch: list[int]) -> torch.Tensor:
+        steps.append(batch)
+        if len(steps) > 96 // 32 + 1:
             raise Stop
+        return backward(task, batch)
 
     def write_but_the_table(path: Path, content: object) -> None:
         if path.name == "table.json":
@@ -113,9 +173,9 @@ def test_an_interrupted_run_resumes_to_the_bit(
         write_json(path, content)
 
     stops = {
-        "the second epoch": ("mirrorhead_lab.runtime.progress.ProgressBars.advance", advance),
+        "the second epoch": ("mirrorhead_lab.training.tuning.FineTuning.backward", interrupted),
         "the patch": ("mirrorhead.patches.Patch.save", stop),
-        "the table": ("mirrorhead_lab.cli.tune.write_json", write_but_the_table),
+        "the table": ("mirrorhead_lab.training.tuning.write_json", write_but_the_table),
     }
     with monkeypatch.context() as patched:
         patched.setattr(*stops[where])
@@ -127,10 +187,10 @@ def test_an_interrupted_run_resumes_to_the_bit(
     first = capsys.readouterr().out
     names = sorted(path.name for path in (tmp_path / "whole").iterdir())
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == names
-    for name in ("patch.safetensors", "table.json", "metrics.json"):
+    for name in ("patch.safetensors", "tuned.safetensors", "table.json"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     # A finished run is shown again; nothing is computed.
-    monkeypatch.setattr("mirrorhead_lab.training.tuning.fine_tune", stop)
+    monkeypatch.setattr("mirrorhead_lab.training.tuning.tune", stop)
     assert tune(texts, base, tmp_path / "run", *options) == 0
     shown = capsys.readouterr().out
     assert "patch:" in shown and first.endswith(shown)
@@ -147,7 +207,7 @@ def test_a_folder_that_is_not_this_run_is_left_alone(
     assert "is not empty and holds no run" in capsys.readouterr().err
     (own / "settings.json").write_text('{"p": 1.5}')
     assert tune(texts, base, own) == 2
-    assert "holds a run with another task" in capsys.readouterr().err
+    assert "is not of a run: choose a new or empty folder" in capsys.readouterr().err
     assert (own / "settings.json").read_text() == '{"p": 1.5}'
     assert sorted(path.name for path in own.iterdir()) == ["notes.txt", "settings.json"]
 
@@ -173,12 +233,12 @@ def test_other_texts_or_weights_under_the_same_names_are_another_run(
     save_file({name: 2 * tensor for name, tensor in weights.items()}, own / "model.safetensors")
     capsys.readouterr()
     assert tune(texts, own, tmp_path / "run", *options) == 2
-    assert "holds a run with another content of the base" in capsys.readouterr().err
+    assert "other settings: content of the base is" in capsys.readouterr().err
     texts.write_text(texts.read_text().replace("good", "bad"))
     assert tune(texts, base, tmp_path / "run", *options) == 2
     save_file(weights, own / "model.safetensors", {"format": "pt"})
     assert tune(texts, own, tmp_path / "run", *options) == 2
-    assert "holds a run with another content of the data" in capsys.readouterr().err
+    assert "other settings: content of the data is" in capsys.readouterr().err
     assert (tmp_path / "run" / "table.json").read_bytes() == table
 
 
@@ -241,84 +301,9 @@ def test_texts_with_more_tokens_than_the_base_has_positions(
     assert "--max-length must be at most 32" in capsys.readouterr().err
 
 
-class TestSentences:
-    def test_kims_files(self, tmp_path: Path) -> None:
-        folder = tmp_path / "sentences"
-        folder.mkdir()
-        lines = [f"{i % 6} question number {i} caf\xe9" for i in range(200)]
-        (folder / "TREC.train.all").write_bytes("\n".join(lines).encode("latin-1"))
-        (folder / "TREC.test.all").write_bytes(b"3 Who was Galileo ?\n")
-        found = load_sentences("trec", tmp_path, partial=True)
-        assert found.test.texts == ("Who was Galileo ?",)
-        assert found.classes[found.test.labels[0]] == "person"
-        assert len(found.train) + len(found.validation) == 200
-        assert found.train.texts[0].endswith("caf\xe9")
-        with pytest.raises(DataError, match="expected 5,452"):
-            load_sentences("trec", tmp_path)
-        (folder / "TREC.test.all").write_bytes(b"6 no such class\n")
-        with pytest.raises(DataError, match="line 1: not a label below 6"):
-            load_sentences("trec", tmp_path, partial=True)
-        with pytest.raises(ValueError, match="sst2, trec, subj, cr"):
-            load_sentences("mpqa", tmp_path)
-
-    def test_copies_of_a_text_are_on_one_side(self, tmp_path: Path) -> None:
-        rows = [{"text": f"text {i % 40}", "label": i % 2} for i in range(120)]
-        (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
-        found = load_own_sentences(tmp_path / "own.jsonl")
-        sides = [set(part.texts) for part in (found.train, found.validation, found.test)]
-        assert not (sides[0] & sides[1] or sides[0] & sides[2] or sides[1] & sides[2])
-        assert sum(map(len, (found.train, found.validation, found.test))) == 120
-
-    @pytest.mark.parametrize(
-        ("content", "message"),
-        [
-            ("text,label\nfine,\n", "line 2: each line needs a text and a label"),
-            ("sentence,kind\nfine,yes\n", "it names 'sentence', 'kind'"),
-            ("text,label\nfine,yes\ngood,yes\n", "has 1 classes"),
-            ("", "the first line must name the columns text and label; the file is empty"),
-            ("Text,Label\nfine,yes\n", r"own\.csv: the first line must name the columns"),
-            ("fine,yes\nbad,no\n", "columns text and label; it names 'fine', 'yes'"),
-            ("text;label\nfine;yes\n", "it names 'text;label'"),
-            ("text,label\n", "has 0 classes"),
-            ("text,label\nfine,yes\nbad,no\n", "too few for three sets"),
-            ("text,label\nfine, if long,yes\n", "line 2: more fields than the first line names"),
-            ('text,label\nfine,yes\n"bad,no\n', "after line 2: not CSV"),
-            ("text,label\na,1\nb,2\nc,3\nd,4\n", "has 4 classes for 4 texts"),
-            ("text,label\nfine, yes\nbad,yes\n", "has 1 classes"),
-        ],
-    )
-    def test_own_files_that_cannot_be_used(
-        self, content: str, message: str, tmp_path: Path
-    ) -> None:
-        (tmp_path / "own.csv").write_text(content)
-        with pytest.raises(DataError, match=message):
-            load_own_sentences(tmp_path / "own.csv")
-
-    def test_long_texts_odd_lines_and_any_language(self, tmp_path: Path) -> None:
-        texts = [
-            f"\u0445\u043e\u0440\u043e\u0448\u043e {chr(0x430 + i % 30) * (i + 1)}"
-            for i in range(99)
-        ]
-        texts += ["long " * 30_000, "one\u2028two"]
-        rows = [{"text": text, "label": i % 2} for i, text in enumerate(texts)]
-        lines = (json.dumps(row, ensure_ascii=False) for row in rows)
-        (tmp_path / "own.jsonl").write_text("\r\n".join(lines), encoding="utf-8")
-        with (tmp_path / "own.csv").open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, ["label", "text"])
-            writer.writeheader()
-            writer.writerows(rows)
-        one, two = (load_own_sentences(tmp_path / f"own.{kind}") for kind in ("jsonl", "csv"))
-        assert one.fingerprint() == two.fingerprint()
-        parts = (one.train, one.validation, one.test)
-        assert sorted(text for part in parts for text in part.texts) == sorted(texts)
-        assert min(map(len, parts)) >= 3
-
-    def test_half_a_character(self, tmp_path: Path) -> None:
-        (tmp_path / "own.jsonl").write_text(r'{"text": "a \ud800", "label": 1}')
-        with pytest.raises(DataError, match="line 1: the text holds half a character"):
-            load_own_sentences(tmp_path / "own.jsonl")
-
-    def test_lines_that_are_not_json(self, tmp_path: Path) -> None:
-        (tmp_path / "own.jsonl").write_text('{"text": "fine", "label": 1}\nno\n')
-        with pytest.raises(DataError, match="line 2: not JSON"):
-            load_own_sentences(tmp_path / "own.jsonl")
+def test_only_texts_can_be_tuned(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["tune", "cifar10", "--base", str(base), "--out", str(tmp_path / "run")]
+    assert main(command) == 2
+    assert "tune is for texts, cifar10 has images" in capsys.readouterr().err

@@ -113,6 +113,13 @@ def test_descent_takes_normalized_mirror_steps() -> None:
     torch.testing.assert_close(records[-1], torch.stack(W, 1), rtol=1e-8, atol=1e-10)
 
 
+def test_given_scores_are_refused() -> None:
+    """The first layer is trained by the head v, which has no meaning beside given scores."""
+    problem = random_problem(1, n=2, T=3, d=4)
+    with pytest.raises(ValueError, match="problem must have the scores of its head v, got"):
+        TwoLayers(problem.with_scores(torch.zeros(1, 2, 3)))
+
+
 def test_divergences_of_a_path_are_in_its_own_geometry() -> None:
     """In the geometry of each solution they have other scales, and the nearest means nothing."""
     settings = two_layers.Settings(trials=2, p=(1.5, 3.0), steps=(30, 30), lr=(0.1, 1.0), n=2, T=3)

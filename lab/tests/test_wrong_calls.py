@@ -108,6 +108,7 @@ INTO_FILES = [
     "attention text dull --partial --html {}",
     "playground --save {}",
     "patch make bert bert --keep 0.1 -o {}",
+    "collect sweep --partial --out {}",
 ]
 
 
@@ -202,7 +203,6 @@ def test_report_says_where_stored_studies_are(
         ("tune latin.csv --base bert", "latin.csv cannot be read: it is not UTF-8 text (byte 14)"),
         ("tune none.csv --base bert", "none.csv cannot be read: No such file or directory"),
         ("collect sweep --out file", "file is not a file of results: choose another name"),
-        ("collect sweep --out file/x.json", "file cannot be written: file is not a folder"),
         ("playground --save nowhere", "--save nowhere is a link that leads nowhere"),
         ("attention text dull --html nowhere", "--html nowhere is a link that leads nowhere"),
         ("study language-model --results file", "file cannot be written: file is not a folder"),

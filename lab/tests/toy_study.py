@@ -71,7 +71,6 @@ STUDY = Study(
     claims=(
         Claim(
             "toy-far",
-            "toy",
             "Shrinking is worse where the mean is far from 0",
             "Far from 0, the plain mean has a smaller test error than the shrunk one.",
             (Comparison(TEST, "mean on far", "shrunk on far"),),

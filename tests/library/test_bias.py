@@ -1,4 +1,4 @@
-"""Which max-margin problem an optimizer solves: the table of docs/optimizer.md, computed again."""
+"""Which max-margin problem an optimizer solves: docs/evidence/limits.md, computed again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import mirrorhead as mh
 from mirrorhead.margin import MarginSolution, attention_svm, svm
 from mirrorhead.synthetic import random_problem, random_weights
 
-PAGE = Path(__file__).parents[2] / "docs" / "optimizer.md"
+PAGE = Path(__file__).parents[2] / "docs" / "evidence" / "limits.md"
 NORMS = (1.1, 2.0, float("inf"))
 TRIALS, STEPS = 6, 5000
 #: The rows of the table, with the learning rate of the first step.
@@ -103,7 +103,7 @@ def test_the_page_says_which_margin_each_optimizer_maximises() -> None:
     assert list(said) == list(found)
     for name, row in found.items():
         assert row == pytest.approx(said[name], abs=0.006), name
-    guide = " ".join((PAGE.parent / "how-to-choose.md").read_text().split())
+    guide = " ".join((PAGE.parents[1] / "how-to-choose.md").read_text().split())
     docstring = " ".join((mh.MirrorAdam.__doc__ or "").split())
     for name in ("`MirrorAdam`, p = 1.1", "`MirrorAdam`, p = 1.1, `knee=None`"):
         numbers = "{:.2f}, {:.2f} and {:.2f}".format(*said[name][:3])

@@ -556,7 +556,7 @@ def test_huge_gradients_are_not_called_infinite() -> None:
         ({"p": "2"}, TypeError, "p must be a number greater than 1, got '2'"),
         ({"lr": -1.0}, ValueError, "lr must be at least 0 and finite, got -1.0"),
         ({"lr": float("nan")}, ValueError, "lr must be at least 0 and finite, got nan"),
-        ({"lr": "x"}, TypeError, "lr must be a number, got str"),
+        ({"lr": "x"}, TypeError, "lr must be a number, got 'x'"),
         ({"lr": torch.ones(2)}, ValueError, "Tensor lr must be 1-element"),
         ({"momentum": 1.0}, ValueError, "momentum must be at least 0 and less than 1, got 1.0"),
         ({"momentum": -0.1}, ValueError, "momentum must be at least 0 and less than 1, got -0.1"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import UserDict
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -158,6 +159,22 @@ class TestOverlap:
         target = {"a": torch.from_numpy(memory[:4]), "b": torch.from_numpy(memory[2:])}
         tuned = {"a": torch.tensor([0.0, 0.0, 0.0, 1.0]), "b": torch.zeros(4)}
         self.refused(target, tuned, "overlaps in memory")
+
+    @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+    def test_a_file_mapped_for_reading(self, tmp_path: Path) -> None:
+        """Writing there would end the process, after the first tensor was written."""
+        np.save(tmp_path / "w.npy", np.zeros((3, 5000), np.float32))
+        mapped = {
+            mode: torch.from_numpy(np.load(tmp_path / "w.npy", mmap_mode=mode))[1:]
+            for mode in ("r", "c")
+        }
+        tuned = {"a": torch.ones(2), "w": torch.ones(2, 5000)}
+        target = {"a": torch.zeros(2), "w": mapped["r"]}
+        self.refused(target, tuned, "'w' lies in memory that cannot be written, as a file mapped")
+        target["w"] = mapped["c"]  # copied on write
+        mh.Patch.between(copy_of(target), tuned).apply(target)
+        assert same_bits(target, tuned)
+        assert not np.load(tmp_path / "w.npy").any()
 
     def test_views_that_cannot_disagree_are_patched(self) -> None:
         memory = torch.zeros(6, 4)

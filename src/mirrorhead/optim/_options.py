@@ -68,7 +68,7 @@ def check_one_element(name: str, value: Tensor) -> None:
 def check_number(name: str, value: Any, below: float = math.inf, positive: bool = False) -> None:
     """Raise unless 0 <= value < below, or 0 < value if `positive`."""
     if not is_number(value):
-        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+        raise TypeError(f"{name} must be a number, got {value!r}")
     if not 0 <= float(value) < below or (positive and value == 0):
         bound = "finite" if below == math.inf else f"less than {below:g}"
         least = "greater than 0" if positive else "at least 0"

@@ -6,8 +6,11 @@ what the writes need. `commit` then writes, and rolls everything back if that fa
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -131,6 +134,7 @@ def overlaps_itself(tensor: Tensor) -> bool:
 
 def _check_writable(tensors: Mapping[str, Tensor], names: Iterable[str]) -> None:
     problems = []
+    sealed = _sealed_memory()
     for name in names:
         if overlaps_itself(tensors[name]):
             problems.append(
@@ -139,7 +143,31 @@ def _check_writable(tensors: Mapping[str, Tensor], names: Iterable[str]) -> None
             )
         elif tensors[name].is_inference() and not torch.is_inference_mode_enabled():
             problems.append(f"{name!r} was made under torch.inference_mode(); copy it first")
+        elif _lies_in(sealed, tensors[name]):
+            problems.append(
+                f"{name!r} lies in memory that cannot be written, as a file mapped for reading;"
+                " copy it first"
+            )
     refuse("the target cannot be changed in place: ", problems)
+
+
+def _sealed_memory() -> list[tuple[int, int]]:
+    """Addresses (first, end), ascending, where a write would end the process; Linux tells them."""
+    try:
+        lines = Path("/proc/self/maps").read_bytes()
+    except OSError:
+        return []
+    found = re.findall(rb"^([0-9a-f]+)-([0-9a-f]+) .-", lines, re.MULTILINE)
+    return [(int(first, 16), int(end, 16)) for first, end in found]
+
+
+def _lies_in(ranges: list[tuple[int, int]], tensor: Tensor) -> bool:
+    """Whether a byte of the tensor lies in one of the ranges."""
+    if tensor.device.type != "cpu" or not tensor.numel():
+        return False
+    start, end = _span(tensor)
+    last = bisect_right(ranges, (end - 1, end)) - 1  # the last range that begins before the end
+    return last >= 0 and ranges[last][1] > start
 
 
 def _check_apart(source: MemoryCheckpoint, values: Mapping[str, Any]) -> None:

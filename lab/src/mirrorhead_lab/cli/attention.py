@@ -100,7 +100,8 @@ class Attention:
         if not isinstance(settings, TextSettings):
             raise UserError(f"{self.folder} is a run on {run.preset.data}, which has no texts")
         tokenizer = load_tokenizer(self.data, max_length=settings.max_length, partial=self.partial)
-        return [read_attention(run.model, tokenizer, text) for text in texts]
+        classes = run.preset.classes
+        return [read_attention(run.model, tokenizer, text, classes) for text in texts]
 
     def _rows(self, reading: AttentionReading) -> list[tuple[str, Tensor]]:
         """Return the attention of [CLS], with a name for each line."""

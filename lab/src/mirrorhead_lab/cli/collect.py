@@ -10,6 +10,7 @@ from tyro.conf import Positional, arg
 
 from mirrorhead_lab.cli.options import DataFolder, Partial
 from mirrorhead_lab.runtime.errors import UserError
+from mirrorhead_lab.runtime.folders import check_new_file
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Collect:
     def run(self) -> int:
         if self.jobs < 1:
             raise UserError(f"--jobs must be at least 1, got {self.jobs}")
+        check_new_file(self.out, "--out")
         from mirrorhead_lab.evaluation.sweep_results import collect
 
         found = collect(self.sweep, self.out, jobs=self.jobs, data=self.data, partial=self.partial)

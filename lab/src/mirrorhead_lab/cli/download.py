@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from tyro.conf import Positional, arg
 
 from mirrorhead_lab.cli.options import DataFolder
 from mirrorhead_lab.runtime.errors import UserError
-
-Name = Literal["imdb", "cad", "eraser", "cifar10", "sentences", "bert"]
 
 
 @dataclass(frozen=True)
@@ -20,17 +18,17 @@ class Download:
     Sizes and checksums are verified. Run the same command again to resume a download.
     """
 
-    names: Annotated[Positional[tuple[Name, ...]], arg(metavar="SET")] = ()
-    """One or more: imdb (reviews), cad and eraser (annotations of them), cifar10, sentences (the
-    tasks of tune), bert (the vocabulary of runs on texts)."""
+    names: Annotated[Positional[tuple[str, ...]], arg(metavar="SET")] = ()
+    """One or more: imdb (reviews), cad and eraser (annotations of them), cifar10, sentences (sst2,
+    trec, subj and cr), bert (the vocabulary of runs on texts), or a module of one's own."""
     data: DataFolder = None
 
     def run(self) -> int:
-        from mirrorhead_lab.datasets import download
-        from mirrorhead_lab.datasets.sources import SOURCES
+        from mirrorhead_lab.datasets import SOURCES, download, find
 
         if not self.names:
-            raise UserError(f"give at least one of {', '.join(SOURCES)}")
-        for name in dict.fromkeys(self.names):
+            raise UserError(f"give at least one of {', '.join(sorted(SOURCES))}")
+        wanted = [(name,) if name in SOURCES else find(name).sources for name in self.names]
+        for name in dict.fromkeys(source for sources in wanted for source in sources):
             print(f"{name}: {download(name, self.data)}")
         return 0

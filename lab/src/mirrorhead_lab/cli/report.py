@@ -68,9 +68,9 @@ class Report:
             raise UserError(f"--markdown needs {file}")
         missing = self._missing(findings, studies)
         parts = studies + ([single_runs(evaluated)] if evaluated else [])
-        write_report(page, findings, parts, missing)
-        if self.markdown is not None:
+        if self.markdown is not None:  # first: the page may be missing, or have unknown marks
             write_markdown(self.markdown, studies)
+        write_report(page, findings, parts, missing)
         claims = [finding for each in parts for finding in each.findings]
         print_findings([*findings, *claims], Console())
         for what, command in missing:

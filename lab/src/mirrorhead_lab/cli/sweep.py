@@ -113,12 +113,12 @@ class Sweep:
     def _presets(self) -> list[str]:
         from mirrorhead_lab.training.presets import COMPARISONS, PRESETS
 
-        task = PRESETS[COMPARISONS[self.task].preset].data
+        kind = PRESETS[COMPARISONS[self.task].preset].kind
         for name in self.preset:
             if name not in PRESETS:
                 raise UserError(f"--preset must be one of {', '.join(PRESETS)}, got {name!r}")
-            if PRESETS[name].data != task:
-                raise UserError(f"--preset {name} is for {PRESETS[name].data}, not for {task}")
+            if PRESETS[name].kind != kind:
+                raise UserError(f"--preset {name} is for {PRESETS[name].kind}, not for {kind}")
         return list(dict.fromkeys(self.preset))
 
 

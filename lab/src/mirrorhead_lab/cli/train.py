@@ -14,6 +14,7 @@ from mirrorhead_lab.runtime.errors import UserError
 from mirrorhead_lab.runtime.folders import check_writable
 
 if TYPE_CHECKING:
+    from mirrorhead_lab.datasets import DataSet
     from mirrorhead_lab.training import Logger, OptimizerSettings, Preset
     from mirrorhead_lab.training.presets import Sets
     from mirrorhead_lab.training.process_group import ProcessGroup
@@ -23,17 +24,18 @@ USUAL_P = 1.1
 
 @dataclass(frozen=True)
 class Train:
-    """Train a classifier on IMDb or CIFAR-10 with mirror descent or another optimizer.
+    """Train a classifier of texts or images with mirror descent or another optimizer.
 
     Run the same command again to resume a run that was stopped. With several processes:
     torchrun --nproc-per-node 2 -m mirrorhead_lab train ...
     """
 
-    task: Positional[Literal["imdb", "cifar10"]]
-    """What to train on."""
+    task: Annotated[Positional[str], option("DATA")]
+    """What to train on: imdb, sst2, trec, subj, cr, cifar10; a file of one's own, .csv or .jsonl
+    with "text" and "label"; or a module of one's own."""
     preset: Annotated[str, arg(help_behavior_hint="(default: laptop, or laptop-vit)")] = ""
-    """laptop, laptop-to-the-end, paper-3, paper-4 or paper-6 for imdb; laptop-vit or vit-paper for
-    cifar10."""
+    """laptop, laptop-to-the-end, paper-3, paper-4 or paper-6 for texts; laptop-vit or vit-paper for
+    images."""
     optimizer: Annotated[
         Literal["mirror-descent", "mirror-adam", "adamw", "sgd", "proximal-l1"] | None,
         option(
@@ -136,9 +138,11 @@ class Train:
 
         name = self._preset_name()
         with options.user_errors(ValueError, command=self):
-            chosen = preset(name, self._rule(), USUAL_P if self.p is None else self.p)
-            if chosen.data != self.task:
-                raise UserError(f"--preset {name} is for {chosen.data}, not for {self.task}")
+            p = USUAL_P if self.p is None else self.p
+            chosen = preset(name, self._rule(), p, self.task)
+            if chosen.kind != self._data().kind:
+                wrong = f"for {chosen.kind}, {self.task} has {self._data().kind}"
+                raise UserError(f"--preset {name} is {wrong}")
             given = ("epochs", "batch_size", "schedule", "warmup", "clip", "stop_at")
             changes = {key: value for key in given if (value := getattr(self, key)) is not None}
             changes |= {key: None for key in ("clip", "stop_at") if changes.get(key) == 0}
@@ -178,8 +182,15 @@ class Train:
         given.setdefault("knee", usual_knee(name, given.get("p")))
         return OptimizerSettings(name, lr=self.lr, **given)
 
+    def _data(self) -> DataSet:
+        from mirrorhead_lab.datasets import find
+
+        return find(self.task)
+
     def _preset_name(self) -> str:
-        return self.preset or ("laptop" if self.task == "imdb" else "laptop-vit")
+        from mirrorhead_lab.training.presets import USUAL_PRESET
+
+        return self.preset or USUAL_PRESET[self._data().kind]
 
     def _name(self, chosen: Preset) -> str:
         """Return a name for the folder that differs between runs with different settings."""
@@ -197,7 +208,7 @@ class Train:
             "clip": self.clip,
             "stop-at": self.stop_at,
         }
-        words = [self._preset_name(), self.task, rule.name, f"lr{rule.lr:g}"]
+        words = [self._preset_name(), self._data().name, rule.name, f"lr{rule.lr:g}"]
         words += [
             option + (value if isinstance(value, str) else f"{value:g}")
             for option, value in given.items()

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mirrorhead_lab.datasets.reviews import check_content, check_count, check_split
-from mirrorhead_lab.datasets.sources import locate
+from mirrorhead_lab.datasets.dataset import DataSet
+from mirrorhead_lab.datasets.sources import locate, publish
+from mirrorhead_lab.datasets.texts import Splits, check_content, check_count, check_split
 from mirrorhead_lab.runtime.errors import DataError
 
 CLASSES = (
@@ -29,9 +30,19 @@ SHA256 = {
     "test": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
 }
 RECORD = 1 + 3 * 32 * 32
+#: The last training images are the validation set.
+VALIDATION = 5_000
 #: Of the training pictures, by channel, on a scale from 0 to 1.
 MEAN = (0.4914, 0.4822, 0.4465)
 STD = (0.2470, 0.2435, 0.2616)
+
+publish(
+    "cifar10",
+    "cifar-10-batches-bin",
+    "https://www.cs.toronto.edu/~kriz/",
+    "cifar-10-binary.tar.gz 170052171"
+    " c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -83,3 +94,21 @@ def _read(path: Path, partial: bool) -> np.ndarray:
     if len(bad):
         raise DataError(f"{path}: picture {bad[0]} has label {records[bad[0], 0]}, not 0 to 9")
     return records
+
+
+def load(root: Path, partial: bool) -> Splits[Pictures]:
+    """Return the three sets."""
+    whole, test = (load_cifar10(split, root, partial=partial) for split in ("train", "test"))
+    split = len(whole) - min(VALIDATION, len(whole) // 2)
+    train = Pictures(whole.pixels[:split], whole.labels[:split])
+    validation = Pictures(whole.pixels[split:], whole.labels[split:])
+    return Splits("cifar10", CLASSES, train, validation, test)
+
+
+DATA_SET = DataSet(
+    name="cifar10",
+    kind="images",
+    sources=("cifar10",),
+    load=load,
+    load_test=lambda root, partial: load_cifar10("test", root, partial=partial),
+)

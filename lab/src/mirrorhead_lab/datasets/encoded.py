@@ -15,8 +15,14 @@ import torch
 from torch import Tensor
 
 from mirrorhead._files import new_folder, sha256_of, write_json
-from mirrorhead_lab.datasets.reviews import Texts, check_content, read_text
-from mirrorhead_lab.datasets.sources import Folder, cache_root, locate, published_sha256
+from mirrorhead_lab.datasets.sources import (
+    Folder,
+    cache_root,
+    locate,
+    publish,
+    published_sha256,
+)
+from mirrorhead_lab.datasets.texts import Texts, check_content, read_text
 from mirrorhead_lab.runtime.errors import DataError
 
 if TYPE_CHECKING:
@@ -26,6 +32,14 @@ PAD, UNK, CLS, SEP = "[PAD]", "[UNK]", "[CLS]", "[SEP]"
 MOST_TOKENS = 1 << 16  # they are stored in two bytes
 FORMAT = 2
 CHUNK = 1_000
+
+# Apache-2.0; cite Devlin et al. 2019.
+publish(
+    "bert",
+    "bert-uncased",
+    "https://huggingface.co/google-bert/bert-base-uncased/resolve/main/",
+    "vocab.txt 231508 07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
+)
 
 
 def load_tokenizer(

@@ -55,54 +55,21 @@ class Source:
     remotes: tuple[Remote, ...]
 
 
-#: Of each data set: its licence; name, folder and address; then each file's size and SHA-256.
-_PUBLISHED = """
-# Free for research; cite Maas et al. 2011.
-imdb aclImdb https://ai.stanford.edu/~amaas/data/sentiment/
-aclImdb_v1.tar.gz 84125825 c40f74a18d3b61f90feba1e17730e0d38e8b97c05fde7008942e91923d1658fe
-
-# Cite Krizhevsky 2009.
-cifar10 cifar-10-batches-bin https://www.cs.toronto.edu/~kriz/
-cifar-10-binary.tar.gz 170052171 c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd
-
-# Cite Zaidan and Eisner 2008, DeYoung et al. 2020.
-eraser movies http://www.eraserbenchmark.com/zipped/
-movies.tar.gz 3899487 66e18d4e6c9df9e9f5544572b0bfe92a39673f74ecbfc3859b46cedb2f5b2dee
-
-# Apache-2.0; cite Kaushik et al. 2020.
-cad cad-imdb https://raw.githubusercontent.com/acmi-lab/counterfactually-augmented-data/master/sentiment/combined/paired/
-train_paired.tsv 3179425 7ac50ca3d70890f80e11ee59955cdbfc43f26b5078d0603717817ab224d2af18
-dev_paired.tsv 466175 4c2d8a70cbce23eba27fb1f0bb5043cf044811912435cf8d10c3ea6fc7a51363
-test_paired.tsv 907811 9534b20850205c59015b313983cae7afb31c54c04ffcbd19cea7f1bce5011275
-
-# Free for research; cite Kim 2014 and the authors of each set.
-sentences sentences https://raw.githubusercontent.com/harvardnlp/sent-conv-torch/master/data/
-TREC.test.all 19479 92a6a3cede5678b447ef5f1d7ec474134fcda211e6590e6fa627b4a2c68e4566
-TREC.train.all 292402 c8183fd8c2a5cc4a9a1c56548d7c6410a8b71ed7843df9ef1f0a05cd7cf2fb3e
-custrev.all 374094 a3839a79bd3285177a07158c6104b49038a7a06ab2abe897734cde5d22e5e325
-stsa.binary.dev 94400 02fedc82855dbdcabe82c65ed1af6c6570788eaac51073cdb35ee8c7784426d1
-stsa.binary.test 193562 6a80dc9b9a0db2d3b37f2f809304febad31c90ab67a5b4157b7d9f881c53ef5b
-stsa.binary.train 738844 71c04bcc41291fa47454dd670df701b14ee9249156babeaac404cfe2c8d74338
-subj.all 1320246 f3ffbe2aa8e4f3ba3e63e46dce51613854edbca122fb3aa758b9bce047ded23c
-
-# Apache-2.0; cite Devlin et al. 2019.
-bert bert-uncased https://huggingface.co/google-bert/bert-base-uncased/resolve/main/
-vocab.txt 231508 07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3
-"""
+#: What was published, by name; see `publish`.
+SOURCES: dict[str, Source] = {}
 
 
-def _published() -> dict[str, Source]:
-    found = {}
-    for block in _PUBLISHED.strip().split("\n\n"):
-        _, header, *lines = block.splitlines()
-        name, folder, base = header.split()
-        files = (line.split() for line in lines)
-        remotes = tuple(Remote(base + file, int(size), sha256) for file, size, sha256 in files)
-        found[name] = Source(name, folder, remotes)
-    return found
+def publish(name: str, folder: str, base: str, files: str) -> None:
+    """Say where files are published, so that they can be downloaded, and checked, by name.
 
-
-SOURCES = _published()
+    Args:
+        folder: which they are in, in the folder of all data sets.
+        base: the address, without the name of a file.
+        files: a line for each, with its name, size and SHA-256; or one .tar.gz of the folder.
+    """
+    rows = (line.split() for line in files.strip().splitlines())
+    remotes = tuple(Remote(base + file, int(size), sha256) for file, size, sha256 in rows)
+    SOURCES[name] = Source(name, folder, remotes)
 
 
 def data_root(folder: str | Path | None = None) -> Path:
@@ -133,7 +100,7 @@ def require(*names: str, folder: Folder = None, download: bool = False) -> None:
     """Refuse to begin while data sets are missing, and name all of them; or download them."""
     for name in names:
         if name not in SOURCES:
-            raise ValueError(f"name must be one of {', '.join(SOURCES)}, got {name!r}")
+            raise ValueError(f"name must be one of {', '.join(sorted(SOURCES))}, got {name!r}")
     root = data_root(folder)
     check_no_file(root, "the folder of data sets")
     missing = [name for name in names if not (root / SOURCES[name].folder).is_dir()]
@@ -157,11 +124,6 @@ def _how_to_get(missing: list[str], root: Path) -> str:
         f" {shlex.join(command)} (train and tune do it with --download). If {they_are}"
         " elsewhere, give that folder by --data or MIRRORHEAD_DATA"
     )
-
-
-def download(name: str, folder: Folder = None) -> Path:
-    """Download "imdb", "cifar10", "eraser", "cad", "sentences" or "bert", unless it is there."""
-    return locate(name, folder, download=True)
 
 
 def fetch_source(source: Source, root: Path, *, pause: float = 1.0) -> Path:

@@ -19,10 +19,19 @@ import torch
 from torch import nn
 
 from mirrorhead._files import sha256_of, write_json
-from mirrorhead_lab.datasets.batches import even_batches
-from mirrorhead_lab.datasets.cifar10 import Pictures, load_cifar10
-from mirrorhead_lab.datasets.encoded import Encoded, encode, load_tokenizer
-from mirrorhead_lab.datasets.reviews import Pairs, Rationales, load_cad, load_eraser, load_imdb
+from mirrorhead_lab.datasets import (
+    Encoded,
+    Pairs,
+    Pictures,
+    Rationales,
+    Texts,
+    encode,
+    even_batches,
+    find,
+    load_cad,
+    load_eraser,
+    load_tokenizer,
+)
 from mirrorhead_lab.datasets.sources import require
 from mirrorhead_lab.evaluation import rationales, sparsity
 from mirrorhead_lab.evaluation.attention_reading import normalized_entropy
@@ -30,7 +39,7 @@ from mirrorhead_lab.evaluation.results import SHARES, SPLITS
 from mirrorhead_lab.models import TextClassifier, TextSettings, attention_maps
 from mirrorhead_lab.runtime.errors import UserError
 from mirrorhead_lab.runtime.json_files import read_json
-from mirrorhead_lab.training.loop import evaluate
+from mirrorhead_lab.training.classification import evaluate
 from mirrorhead_lab.training.run_folder import Run, weights_along
 
 if TYPE_CHECKING:
@@ -56,12 +65,12 @@ class EvaluationData:
     """The data sets that runs are measured on; each is read when it is first used.
 
     Args:
-        kind: what the runs were trained on, "imdb" or "cifar10".
+        name: what the runs were trained on, as `find` takes it.
         max_length: of the model's texts.
         folder, partial: as in `load_imdb`.
     """
 
-    kind: str
+    name: str
     max_length: int | None = None
     folder: str | Path | None = None
     partial: bool = False
@@ -81,10 +90,8 @@ class EvaluationData:
     @cached_property
     def test(self) -> Encoded | Pictures:
         """The test split, as published."""
-        if self.kind == "imdb":
-            texts = load_imdb("test", self.folder, partial=self.partial)
-            return encode(texts, self.tokenizer)
-        return load_cifar10("test", self.folder, partial=self.partial)
+        found = find(self.name).read_test(self.folder, partial=self.partial)
+        return encode(found, self.tokenizer) if isinstance(found, Texts) else found
 
     @cached_property
     def eraser(self) -> dict[str, Rationales]:
@@ -106,8 +113,9 @@ class EvaluationData:
 
     def require(self, parts: Iterable[str]) -> None:
         """Refuse to begin while data sets are missing that these parts are measured on."""
-        sets = [name for part in parts for name in SETS.get(part, (self.kind, "bert"))]
-        texts = self.kind == "imdb"
+        own = find(self.name)
+        sets = [name for part in parts for name in SETS.get(part, (*own.sources, "bert"))]
+        texts = own.kind == "text"
         wanted = [name for name in dict.fromkeys(sets) if texts or name != "bert"]
         require(*wanted, folder=self.folder)
 

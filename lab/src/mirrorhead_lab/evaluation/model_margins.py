@@ -14,9 +14,10 @@ import msgspec
 import torch
 
 from mirrorhead._files import write_json
+from mirrorhead_lab.datasets import find, load_imdb
 from mirrorhead_lab.datasets.encoded import load_tokenizer
-from mirrorhead_lab.datasets.reviews import imdb_protocol, load_imdb, read_text
 from mirrorhead_lab.datasets.sources import require
+from mirrorhead_lab.datasets.texts import read_text
 from mirrorhead_lab.evaluation.head_margins import (
     PS,
     Batch,
@@ -88,11 +89,11 @@ def _measure_run(folder: Path, settings: MarginSettings, progress: Progress) -> 
     model = run.preset.model
     if not isinstance(model, TextSettings):
         raise UserError(f"{folder} is a run on {run.preset.data}, which has no texts")
-    sets = ("bert",) if settings.texts is not None else ("imdb", "cad", "bert")
-    require(*sets, folder=settings.data)
+    sets = () if settings.texts is not None else find(run.preset.data).sources
+    require(*sets, "bert", folder=settings.data)
     length = min(settings.tokens, model.max_length)
     tokenizer = load_tokenizer(settings.data, max_length=length, partial=settings.partial)
-    texts = _texts(settings, trained_on=True)
+    texts = _texts(settings, trained_on=run.preset.data)
     batch = Batch(*_padded([tokenizer.encode(text).ids for text in texts], 0))
     states = weights_along(run)[-1:] if settings.last else weights_along(run)
     after = _counting(progress, len(states) * model.layers * model.heads * len(settings.p))
@@ -114,7 +115,7 @@ def _measure_pretrained(folder: Path, settings: MarginSettings, progress: Progre
         tokenizer = load_encoders_tokenizer(folder)
     except PretrainedError as error:
         raise UserError(str(error)) from error
-    texts = _texts(settings, trained_on=False)
+    texts = _texts(settings)
     rows = tokenizer(texts, truncation=True, max_length=settings.tokens)["input_ids"]
     ids, mask = _padded(rows, int(tokenizer.pad_token_id or 0))
     batch = Batch(ids, mask, {"input_ids": ids, "attention_mask": mask.long()})
@@ -131,15 +132,16 @@ def _counting(progress: Progress, total: int) -> Callable[[], None]:
     return lambda: progress(next(done), total)
 
 
-def _texts(settings: MarginSettings, *, trained_on: bool) -> list[str]:
+def _texts(settings: MarginSettings, trained_on: str | None = None) -> list[str]:
     """Return n texts, drawn at random."""
     import numpy as np
 
     if settings.texts is not None:
         lines = read_text(settings.texts).splitlines()
         texts: Sequence[str] = [text for text in lines if text.strip()]
-    elif trained_on:
-        texts = imdb_protocol(settings.data, partial=settings.partial).train.texts
+    elif trained_on is not None:
+        found = find(trained_on).read(settings.data, partial=settings.partial)
+        texts = tuple(found.train.texts)
     else:
         texts = load_imdb("train", settings.data, partial=settings.partial).texts
     if len(texts) < settings.n:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from mirrorhead_lab.datasets.reviews import Pairs, Rationales, edited
+from mirrorhead_lab.datasets import Pairs, Rationales, edited
 from mirrorhead_lab.evaluation.attention_reading import rollout
 from mirrorhead_lab.evaluation.results import EditScores, RationaleScores
 from mirrorhead_lab.models.attention_maps import all_rows, attention_maps, evaluating

@@ -37,7 +37,6 @@ from mirrorhead_lab.runtime.jobs import worker_processes
 from mirrorhead_lab.runtime.json_files import from_plain, read_json
 from mirrorhead_lab.runtime.progress import ProgressBars
 from mirrorhead_lab.training.loggers import read_log
-from mirrorhead_lab.training.loop import read_score
 from mirrorhead_lab.training.presets import (
     COMPARISONS,
     PRESETS,
@@ -46,7 +45,7 @@ from mirrorhead_lab.training.presets import (
     candidate_name,
     load_sets,
 )
-from mirrorhead_lab.training.run_folder import Run, load_run, read_outcome
+from mirrorhead_lab.training.run_folder import Run, load_run, read_outcome, read_score
 from mirrorhead_lab.training.settings import OptimizerSettings
 from mirrorhead_lab.training.sweeps import Asked
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mirrorhead.problem import AttentionProblem, Gradient
+from mirrorhead.problem import AttentionProblem, Gradient, check_problem
 
 
 def softmax_slope(logits: Tensor, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -49,6 +49,9 @@ class TwoLayers:
     """The two-layer model on the data of a problem with trials, one head and labels +1 and -1."""
 
     problem: AttentionProblem
+
+    def __post_init__(self) -> None:
+        check_problem(self.problem, plain=True, head=True)
 
     def forward(self, W1: Tensor, W2: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The logits of layer 1, (..., n, query, T), of layer 2, (..., n, T), and H."""

@@ -86,8 +86,8 @@ def first_sentence(text: str, words: int = 30) -> str:
 
     >>> first_sentence("D is 2.4e-3 at p. The next is longer.")
     'D is 2.4e-3 at p.'
-    >>> first_sentence("one two; three four five", words=3)
-    'one two …'
+    >>> first_sentence("one two three; four five six", words=4)
+    'one two three …'
     """
     first = re.split(r"(?<=[^.\s][.!?])\s+(?=[A-Z])", text.strip(), maxsplit=1)[0]
     if len(first.split()) <= words:

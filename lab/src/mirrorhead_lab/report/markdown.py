@@ -1,7 +1,7 @@
 """Tables and figures of real data in a Markdown page, between marks, among hand-written text.
 
     <!-- begin imdb-accuracy -->
-    what stands here is written by `mirrorhead report --markdown docs/results.md`
+    what stands here is written by `mirrorhead report --markdown docs/evidence/imdb.md`
     <!-- end -->
 
 Marks may have the name of a table or a figure of a study, or <study>-about, <study>-verdicts.

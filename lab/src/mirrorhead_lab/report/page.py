@@ -70,11 +70,12 @@ def find_docs(folder: Path) -> str:
 
     The pages that `make docs` has built beside it come first, then those of the checkout around it.
     """
-    if (folder / "docs" / "paper.html").exists():
+    if (folder / "docs" / "evidence" / "paper.html").exists():
         return "docs/{}.html#{}"
     there = folder.resolve()
     for around in (there, *there.parents):
-        if (around / "docs" / "paper.md").exists() and (around / "mkdocs.yml").exists():
+        page = around / "docs" / "evidence" / "paper.md"
+        if page.exists() and (around / "mkdocs.yml").exists():
             return quote(os.path.relpath(around / "docs", there)) + "/{}.md#{}"
     return ""
 

@@ -71,5 +71,7 @@ def check_new_file(path: Path, option: str) -> None:
     if path.is_symlink() and not path.exists():
         raise UserError(f"{option} {path} is a link that leads nowhere")
     if not path.parent.is_dir():
-        raise UserError(f"{option} {path}: there is no folder {path.parent}")
+        raise UserError(
+            f"{option} {path}: there is no folder {path.parent}; make it, or correct the name"
+        )
     check_writable(path.parent)

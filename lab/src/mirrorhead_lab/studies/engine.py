@@ -90,6 +90,8 @@ def make(
                         f"{len(failed)} of {len(todo)} runs failed; the others are kept, and the"
                         f" same command tries again:{lines}"
                     )
+                if todo[0] in read_rows(study, path).missing():
+                    raise RunError(f"{path} does not hold the run {todo[0]}, which was made")
             return rows
     except Timeout as error:
         raise RunError(f"{path} is being written by another process") from error

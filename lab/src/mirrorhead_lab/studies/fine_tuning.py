@@ -28,7 +28,7 @@ from torch.optim import AdamW, Optimizer
 
 from mirrorhead.optim import MirrorAdam
 from mirrorhead_lab.datasets import LabelledTexts, Sentences, load_imdb
-from mirrorhead_lab.datasets.reviews import without
+from mirrorhead_lab.datasets.texts import without
 from mirrorhead_lab.evaluation.attention_reading import normalized_entropy
 from mirrorhead_lab.findings.table import NOTHING, Cell, Table, word
 from mirrorhead_lab.models import attention_maps
@@ -231,7 +231,6 @@ def _claim(p: float) -> Claim:
     method = f"MirrorAdam p={p:g}"
     return Claim(
         f"fine-tuning-{f'{p:g}'.replace('.', '-')}",
-        "fine-tuning",
         f"Fine-tuning without a center: p = {p:g}",
         f"A pretrained encoder fine-tuned with MirrorAdam, $p = {p:g}$, is about as accurate as one"
         " fine-tuned with AdamW, and more accurate when the smallest 40 % and 60 % of every encoder"
@@ -285,5 +284,5 @@ STUDY = Study(
         ),
     ),
     tables=lambda rows: (_results(rows), _tuning(rows)),
-    docs=("results", "fine-tuning-a-pretrained-encoder"),
+    docs=("evidence/fine-tuning", "verdicts"),
 )

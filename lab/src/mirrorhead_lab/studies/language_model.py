@@ -338,7 +338,6 @@ def _mirror(p: float) -> str:
 def _keeps_rate(p: float) -> Claim:
     return Claim(
         f"language-rate-{f'{p:g}'.replace('.', '-')}",
-        "language",
         f"Keep your learning rate: p = {p:g}",
         f"With MirrorAdam, $p = {p:g}$, the test loss is less than {MARGIN:g} above AdamW's at each"
         " of four learning rates that are given to both.",
@@ -404,11 +403,10 @@ STUDY = Study(
         ),
     ),
     tables=lambda rows: (_results(rows), _rates(rows), _later(rows), _pruned(rows)),
-    docs=("language-models", "results"),
+    docs=("evidence/language-model", "results"),
     claims=(
         Claim(
             "language-better",
-            "language",
             "Is MirrorAdam p = 1.5 a better AdamW?",
             "A small GPT trained with MirrorAdam, $p = 1.5$, has a lower test loss than one trained"
             " with AdamW, without and with weight decay. (Not in the paper.)",
@@ -423,7 +421,6 @@ STUDY = Study(
         *(_keeps_rate(p) for p in (1.1, 1.25, 1.5, 1.75)),
         Claim(
             "language-pruning",
-            "language",
             "Language models that can be pruned",
             "A small GPT trained with MirrorAdam, $p = 1.1$, has a lower test loss than one trained"
             " with AdamW when the smallest 50 % and 80 % of every weight matrix are set to 0,"

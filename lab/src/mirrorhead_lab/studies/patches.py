@@ -8,9 +8,9 @@ several runs rest on the same training: the final run of seed 0 is a tuning run,
 AdamW's model, and so do LT-SFT's masks.
 
 TREC was the task of development: on its validation data, ours was screened in about 30 runs,
-proximal l1 in 23, the soft threshold in 11 and sinh in 5 (docs/patches-math.md). The settings were
-fixed before the other tasks' test data were read, but for two of the five of proximal l1, which
-were added after that of SST-2.
+proximal l1 in 23, the soft threshold in 11 and sinh in 5 (docs/evidence/patches-screening.md). The
+settings were fixed before the other tasks' test data were read, but for two of the five of proximal
+l1, which were added after that of SST-2.
 """
 
 from __future__ import annotations
@@ -557,5 +557,5 @@ STUDY = Study(
         ),
     ),
     tables=tables,
-    docs=("patches", "results"),
+    docs=("evidence/patches", "verdicts"),
 )

@@ -2,13 +2,15 @@
 
 The training set's reviews are the text; the last of them, and reviews of the test set, which are of
 other films, are kept for validation and for the score. The rate rises linearly over a tenth of the
-steps and falls to a tenth by a cosine. Gradients are clipped at 1.
+steps and falls to a tenth by a cosine. Gradients are clipped at 1. What the loop calls an epoch is
+the steps between two validations.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,9 @@ from torch.optim import AdamW, Optimizer
 from mirrorhead.optim import MirrorAdam
 from mirrorhead_lab.datasets import load_imdb
 from mirrorhead_lab.models.gpt import GPT, GPTSettings
-from mirrorhead_lab.training.settings import check
+from mirrorhead_lab.runtime.errors import Diverged
+from mirrorhead_lab.training.loop import Loop, Task
+from mirrorhead_lab.training.settings import Schedule, check
 
 #: A line break and the printable ASCII characters; all others are left out of the text.
 CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
@@ -109,18 +113,6 @@ def windows(text: Tensor, settings: LanguageSettings) -> Tensor:
     return _cut(text, starts, length)
 
 
-def rate(step: int, steps: int) -> float:
-    """Return the share of the learning rate at a step: linear warm-up, then a cosine to a tenth.
-
-    >>> [round(rate(step, 100), 2) for step in (0, 9, 54, 99)]
-    [0.1, 1.0, 0.55, 0.1]
-    """
-    warmup = max(1, steps // 10)
-    if step < warmup:
-        return (step + 1) / warmup
-    return 0.55 + 0.45 * math.cos(math.pi * (step + 1 - warmup) / max(1, steps - warmup))
-
-
 def loss_of(model: nn.Module, windows: Tensor, batch: int = 64) -> float:
     """Return the mean loss in nats per character."""
     with torch.no_grad():
@@ -144,27 +136,47 @@ def train(
     seed: int,
     after_step: Callable[[int, Any, Optimizer], None] | None = None,
 ) -> Trained:
-    """Train one model; weights and batches depend on the seed alone, not on the method."""
+    """Train one model; weights and batches depend on the seed alone, not on the method.
+
+    The curve of a run that diverges ends there.
+    """
     torch.manual_seed(seed)
-    model = GPT(settings.model)
-    optimizer = method.optimizer(model, lr)
-    rng = np.random.default_rng(seed)
-    length = settings.model.length + 1
-    curve: list[float] = []
-    for step in range(settings.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = lr * rate(step, settings.steps)
-        starts = rng.integers(len(corpus.train) - length + 1, size=settings.batch_size)
-        optimizer.zero_grad()
-        _loss(model, _cut(corpus.train, starts, length)).backward()
-        if not nn.utils.clip_grad_norm_(model.parameters(), 1.0).isfinite():
-            break
-        optimizer.step()
-        if after_step is not None:
-            after_step(step, model, optimizer)
-        if (step + 1) % settings.record_every == 0:
-            curve.append(loss_of(model, corpus.validation))
-    return Trained(model, tuple(curve))
+    task = LanguageModelling(corpus, settings, method, lr, seed)
+    (optimizer,) = task.optimizers
+    after = None if after_step is None else lambda step: after_step(step, task.model, optimizer)
+    loop = Loop(task, after_step=after)
+    with suppress(Diverged):
+        loop.run()
+    whole = loop.at.epochs[: settings.steps // settings.record_every]
+    curve = tuple(epoch["validation_loss"] for epoch in whole)
+    return Trained(task.model, curve)
+
+
+class LanguageModelling(Task[GPT]):
+    """The next character, at windows of the text that the seed draws."""
+
+    def __init__(
+        self, corpus: Corpus, settings: LanguageSettings, method: Method, lr: float, seed: int
+    ) -> None:
+        self.model, self.corpus, self.every = GPT(settings.model), corpus, settings.record_every
+        self.optimizers = [method.optimizer(self.model, lr)]
+        self.steps, self.seed, self.clip = settings.steps, seed, 1.0
+        self.epochs = math.ceil(settings.steps / self.every)
+        self.schedule = Schedule("cosine", warmup=0.1, end=0.1)
+        self.length = settings.model.length + 1
+        size, count = (settings.steps, settings.batch_size), len(corpus.train) - self.length + 1
+        self.starts = np.random.default_rng(seed).integers(count, size=size)
+
+    def batches(self, epoch: int) -> list[np.ndarray]:
+        return list(self.starts[epoch * self.every : (epoch + 1) * self.every])
+
+    def backward(self, batch: np.ndarray) -> Tensor:
+        loss = _loss(self.model, _cut(self.corpus.train, batch, self.length))
+        loss.backward()
+        return torch.tensor([float(loss.detach()), 1.0], dtype=torch.float64)
+
+    def validate(self) -> dict[str, float]:
+        return {"validation_loss": loss_of(self.model, self.corpus.validation)}
 
 
 def _cut(text: Tensor, starts: np.ndarray, length: int) -> Tensor:

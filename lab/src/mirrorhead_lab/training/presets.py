@@ -1,6 +1,6 @@
 """Named settings: the paper's, for a GPU, and small ones of the same kind for a laptop.
 
-The comparisons of docs/results.md try three or four rates for each optimizer, half a decade apart,
+The comparisons in docs/evidence try three or four rates for each optimizer, half a decade apart,
 around what worked in prototypes, some of which had looked at test figures; among them, validation
 data alone chooses. Everything but the optimizer is the preset's.
 """
@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import Any, TypeAlias, cast
 
 from torch import nn
 
 from mirrorhead.geometry._powers import check_p
-from mirrorhead_lab.datasets.batches import Examples
-from mirrorhead_lab.datasets.cifar10 import Pictures, load_cifar10
-from mirrorhead_lab.datasets.encoded import encode, load_tokenizer
-from mirrorhead_lab.datasets.reviews import imdb_protocol
+from mirrorhead_lab.datasets import Examples, Splits, encode, find, load_tokenizer
+from mirrorhead_lab.datasets.dataset import Kind
 from mirrorhead_lab.datasets.sources import Folder, require
 from mirrorhead_lab.models import TextClassifier, TextSettings, ViT, ViTSettings
+from mirrorhead_lab.runtime.errors import DataError
 from mirrorhead_lab.training.settings import (
     OPTIMIZERS,
     OPTIONS,
@@ -30,43 +29,50 @@ from mirrorhead_lab.training.settings import (
 
 #: Training accuracies at which the weights of `laptop-to-the-end` are kept, from the first epoch.
 MILESTONES = (0.0, 0.8, 0.85, 0.9, 0.925, 0.95, 0.975, 0.99, 0.995)
-#: The last 5,000 training images are the validation set.
-CIFAR10_VALIDATION = 5_000
+#: By the kind of data, the classes of the model and its settings, the usual data set and preset.
+MODELS: dict[Kind, tuple[Any, Any]] = {
+    "text": (TextClassifier, TextSettings),
+    "images": (ViT, ViTSettings),
+}
+USUAL_DATA: dict[Kind, str] = {"text": "imdb", "images": "cifar10"}
+USUAL_PRESET: dict[Kind, str] = {"text": "laptop", "images": "laptop-vit"}
+
+
+#: What a run reads: the test set is scored once, at the end.
+Sets: TypeAlias = Splits[Examples]
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A data set, a model and how to train it."""
+    """A model and how to train it on data of one kind; and of a run, on which data set.
 
-    data: Literal["imdb", "cifar10"]
+    data: what `datasets.find` takes; classes: their names, as the data set has them.
+    """
+
+    kind: Kind
     model: TextSettings | ViTSettings
     training: TrainSettings
+    data: str = ""
+    classes: tuple[str, ...] = ()
 
     def build(self) -> nn.Module:
         """Return a new model, initialised from torch's current random state."""
-        if isinstance(self.model, TextSettings):
-            return TextClassifier(self.model)
-        return ViT(self.model)
+        return MODELS[self.kind][0](self.model)
 
-
-@dataclass(frozen=True)
-class Sets:
-    """Training set, validation set, and the test set that is scored once at the end."""
-
-    train: Examples
-    validation: Examples
-    test: Examples
+    def for_classes(self, classes: tuple[str, ...]) -> Preset:
+        """Return the preset for a data set with these classes."""
+        return replace(self, classes=classes, model=replace(self.model, classes=len(classes)))
 
 
 PRESETS = {
     "laptop": Preset(
-        "imdb",
+        "text",
         TextSettings.laptop(),
         TrainSettings(epochs=5, batch_size=32, schedule="cosine", clip=1.0, fused=True),
     ),
     # Like the paper's training: a constant rate until 99.5 %, and the weights at the end.
     "laptop-to-the-end": Preset(
-        "imdb",
+        "text",
         TextSettings.laptop(),
         TrainSettings(
             epochs=60, batch_size=32, clip=1.0, stop_at=0.995, choose="last",
@@ -74,27 +80,27 @@ PRESETS = {
         ),
     ),
     "laptop-vit": Preset(
-        "cifar10",
+        "images",
         ViTSettings.laptop(),
         TrainSettings(epochs=15, batch_size=50, schedule="cosine", fused=True),
     ),
     # "Until train accuracy 99.5 %": the number of epochs is only a bound.
     **{
         f"paper-{size}": Preset(
-            "imdb",
+            "text",
             TextSettings.paper(size),
             TrainSettings(epochs=200, batch_size=100, stop_at=0.995, fused=True),
         )
         for size in (3, 4, 6)
     },
     "vit-paper": Preset(
-        "cifar10", ViTSettings(), TrainSettings(epochs=1_000, batch_size=100, fused=True)
+        "images", ViTSettings(), TrainSettings(epochs=1_000, batch_size=100, fused=True)
     ),
 }  # fmt: skip
 
 #: Known learning rates of mirror descent by p.
 RATES = {
-    "laptop": {1.1: 0.3, 1.5: 0.3, 2.0: 1.0, 3.0: 3e-3},  # validation chose: docs/results.md
+    "laptop": {1.1: 0.3, 1.5: 0.3, 2.0: 1.0, 3.0: 3e-3},  # validation chose: docs/evidence/imdb.md
     "laptop-to-the-end": {1.1: 0.1, 2.0: 0.3, 3.0: 0.01},  # reached 99 % in prototypes
     # The paper's Table 1, for a loss that is summed over a batch of 100; ours is the mean.
     "paper-3": {1.1: 100 * 8e-4, 2.0: 100 * 4e-4, 3.0: 100 * 4e-6},
@@ -104,8 +110,12 @@ RATES = {
 }
 
 
-def preset(name: str, optimizer: OptimizerSettings | None = None, p: float = 1.1) -> Preset:
+def preset(
+    name: str, optimizer: OptimizerSettings | None = None, p: float = 1.1, data: str | None = None
+) -> Preset:
     """Return settings by name, with mirror descent at the known rate for `p` or another optimizer.
+
+    data: the data set; None for IMDb or CIFAR-10.
 
     >>> preset("paper-3", p=2.0).training.optimizer
     OptimizerSettings(name='mirror-descent', lr=0.04, p=2.0, momentum=0.0, normalize=None,
@@ -115,7 +125,8 @@ def preset(name: str, optimizer: OptimizerSettings | None = None, p: float = 1.1
         raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
     found = PRESETS[name]
     optimizer = optimizer or _usual_settings(name, p)
-    return replace(found, training=replace(found.training, optimizer=optimizer))
+    training = replace(found.training, optimizer=optimizer)
+    return replace(found, training=training, data=data or USUAL_DATA[found.kind])
 
 
 def usual_knee(name: str, p: float | None) -> float:
@@ -148,21 +159,18 @@ def _usual_settings(name: str, p: float) -> OptimizerSettings:
 def load_sets(
     chosen: Preset, folder: Folder = None, *, download: bool = False, partial: bool = False
 ) -> Sets:
-    """Load the data of a preset: IMDb by `imdb_protocol`, or CIFAR-10 with 5,000 for validation.
-
-    Other arguments are those of `load_imdb`.
-    """
-    how = {"download": download, "partial": partial}
-    if chosen.data == "imdb":
-        assert isinstance(chosen.model, TextSettings)
-        require("imdb", "cad", "bert", folder=folder, download=download)
-        tokenizer = load_tokenizer(folder, max_length=chosen.model.max_length, **how)
-        found = imdb_protocol(folder, **how)
-        return Sets(*(encode(x, tokenizer) for x in (found.train, found.validation, found.test)))
-    whole, test = load_cifar10("train", folder, **how), load_cifar10("test", folder, **how)
-    split = len(whole) - min(CIFAR10_VALIDATION, len(whole) // 2)
-    train = Pictures(whole.pixels[:split], whole.labels[:split])
-    return Sets(train, Pictures(whole.pixels[split:], whole.labels[split:]), test)
+    """Load the data of a preset; texts are encoded for its model. Arguments as in `load_imdb`."""
+    data = find(chosen.data)
+    if data.kind != chosen.kind:
+        raise DataError(f"{data.name} is a set of {data.kind}, the preset is for {chosen.kind}")
+    how: Any = {"download": download, "partial": partial}
+    if not isinstance(chosen.model, TextSettings):
+        return data.read(folder, **how)
+    require(*data.sources, "bert", folder=folder, download=download)
+    tokenizer = load_tokenizer(folder, max_length=chosen.model.max_length, **how)
+    found = data.read(folder, **how)
+    parts = (encode(part, tokenizer) for part in (found.train, found.validation, found.test))
+    return Splits(found.name, found.classes, *parts)
 
 
 @dataclass(frozen=True)

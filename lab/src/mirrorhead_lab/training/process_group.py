@@ -79,7 +79,7 @@ def process_group() -> Iterator[ProcessGroup]:
             # Wait until no process needs the connections: closing one of gloo's resets it. A
             # barrier alone does not protect the peer: the first process to return from it may close
             # the connection while another is still inside (pytorch/gloo#155, open). The store
-            # outlives the group. More is in docs/reliability.md.
+            # outlives the group. More is in docs/lab/reliability.md.
             dist.barrier()
             store.set(f"left-{rank}", "1")
             store.wait([f"left-{other}" for other in range(size)])

@@ -11,7 +11,8 @@
     test.json         loss and accuracy of the best weights on the test set
     mirrorhead.lock   held by the process that trains
 
-A folder that is neither empty nor a run is refused before anything in it is changed.
+A run of `mirrorhead tune` has other results, see `tuning`. A folder that is neither empty nor a run
+is refused before anything in it is changed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
@@ -32,34 +33,44 @@ from safetensors.torch import load
 from torch import nn
 
 from mirrorhead._files import remove_leftovers, sha256_of, write_json
-from mirrorhead_lab.models import TextSettings, ViTSettings
+from mirrorhead_lab.datasets.dataset import Kind
 from mirrorhead_lab.runtime.errors import RunError
-from mirrorhead_lab.runtime.folders import check_folder
+from mirrorhead_lab.runtime.folders import check_folder, check_writable
 from mirrorhead_lab.runtime.json_files import from_plain, read_bytes, read_json
-from mirrorhead_lab.training.presets import Preset
+from mirrorhead_lab.training.presets import MODELS, Preset
 from mirrorhead_lab.training.settings import TrainSettings
 
 SETTINGS, PRESET, BEST, RESULT = "settings.json", "preset.json", "best.safetensors", "result.json"
-LOCK = "mirrorhead.lock"
-DATA = ("examples", "validation")  # the fingerprints in settings.json
+LOCK, LOG, CHECKPOINTS, TEST = "mirrorhead.lock", "log.jsonl", "checkpoints", "test.json"
+#: Increases when the same settings give other numbers: such runs are not resumed. Every run's
+#: settings.json has it.
+ARITHMETIC = 2
 
 
 @dataclass(frozen=True)
 class Outcome:
     """How a run ended. `epochs` has the losses and accuracies of each epoch.
 
-    `sha256` is the checksum of best.safetensors; runs of older versions have none.
+    `sha256` is the checksum of best.safetensors.
     """
 
     best_epoch: int
     best_accuracy: float
     stopped_early: bool
     epochs: tuple[dict[str, float], ...]
-    sha256: str | None = None
+    sha256: str
 
     def __post_init__(self) -> None:
         if not 1 <= self.best_epoch <= len(self.epochs):
             raise ValueError(f"best_epoch is {self.best_epoch}, of {len(self.epochs)} epochs")
+
+
+@dataclass(frozen=True)
+class Score:
+    """Mean cross-entropy and accuracy on a data set; test.json has those on the test set."""
+
+    loss: float
+    accuracy: float
 
 
 @dataclass(frozen=True)
@@ -80,6 +91,9 @@ def check_run_folder(folder: Path) -> dict[str, Any] | None:
         names = set(os.listdir(folder))
     except FileNotFoundError:
         return None
+    except NotADirectoryError:
+        check_writable(folder)  # which says what is wrong
+        raise
     except OSError as error:
         raise RunError(f"{folder} cannot hold a run: {error.strerror}") from error
     if SETTINGS in names:
@@ -87,12 +101,9 @@ def check_run_folder(folder: Path) -> dict[str, Any] | None:
         if "arithmetic" not in settings:
             raise RunError(f"{folder / SETTINGS} is not of a run: choose a new or empty folder")
         return settings
-    # A run that was killed before it wrote its settings, by this version or an older one.
-    own = {LOCK, PRESET, "sweep.lock"}
     if PRESET in names:
         _read_preset(folder)
-    if own & names:
-        own |= {"lock", "checkpoints"}
+    own = {LOCK, PRESET}  # of a run that was killed before it wrote its settings
     check_folder(folder, "run", (), own)
     return None
 
@@ -125,36 +136,41 @@ def locked_folder(folder: Path, *, wait: bool = False) -> Iterator[None]:
         yield
 
 
+def belongs(folder: Path, about: dict[str, Any]) -> bool:
+    """Whether the folder has the run that `about` describes; False if it is new or empty.
+
+    Any other folder is refused.
+    """
+    there = check_run_folder(folder)
+    if there is None:
+        return False
+    for key, value in {**about, "arithmetic": ARITHMETIC}.items():
+        if there.get(key) != value:
+            raise RunError(
+                f"{folder} holds a run with other settings: {key} is {there.get(key)!r} there,"
+                f" {value!r} here. Choose another folder"
+            )
+    return True
+
+
 def claim(folder: Path, about: dict[str, Any], *, write: bool) -> None:
     """Check that the folder belongs to the run that `about` describes, or make it so.
 
     Leftovers of a killed process are removed, once the folder is known to be this run's.
     """
-    there = check_run_folder(folder)
-    for key, value in about.items():
-        old = value if there is None else there.get(key)
-        if old != value and not (key in DATA and _same_data(old, value)):
-            raise RunError(
-                f"{folder} holds a run with other settings: {key} is {old!r} there,"
-                f" {value!r} here. Choose another folder"
-            )
+    there = belongs(folder, about)
     if write:
-        if there is None:
-            write_json(folder / SETTINGS, about)
-        (folder / "checkpoints").mkdir(exist_ok=True)
-        remove_leftovers(folder, r"(settings|preset|result)\.json|best\.safetensors|log\.jsonl")
-        remove_leftovers(folder / "checkpoints", r"step-\d+")
+        if not there:
+            write_json(folder / SETTINGS, {**about, "arithmetic": ARITHMETIC})
+        (folder / CHECKPOINTS).mkdir(exist_ok=True)
+        remove_leftovers(folder, r"[a-z]+\.(json|jsonl|safetensors)")
+        remove_leftovers(folder / CHECKPOINTS, r"step-\d+")
         remove_leftovers(folder / "milestones", r"[\d.]+\.safetensors")
 
 
 def data_matches(settings: dict[str, Any], prints: tuple[str, str]) -> bool:
     """Whether the run with these settings was trained on data with these fingerprints."""
-    return all(_same_data(settings.get(key), new) for key, new in zip(DATA, prints, strict=True))
-
-
-def _same_data(old: object, new: str) -> bool:
-    # Older versions wrote fingerprints without the part about the inputs.
-    return isinstance(old, str) and (old == new or new.startswith(f"{old}; inputs"))
+    return (settings.get("examples"), settings.get("validation")) == prints
 
 
 def milestone_path(folder: Path, share: float) -> Path:
@@ -177,6 +193,12 @@ def read_outcome(folder: Path) -> Outcome | None:
     """Return the outcome of a finished run; None if it has not finished."""
     path, remedy = folder / RESULT, "Delete it, and the run resumes from its last checkpoint"
     return read_json(path, Outcome, remedy) if path.exists() else None
+
+
+def read_score(folder: Path) -> Score | None:
+    """Return the score of the best weights on the test set; None if there is none yet."""
+    path, remedy = folder / TEST, "Delete it, and the weights are scored again"
+    return read_json(path, Score, remedy) if path.exists() else None
 
 
 def load_run(folder: str | Path) -> Run:
@@ -243,7 +265,7 @@ def load_best(folder: Path, model: nn.Module) -> None:
     """Load the weights that the run kept; their checksum is compared with the finished run's."""
     path, outcome = folder / BEST, read_outcome(folder)
     content = read_bytes(path)
-    if outcome and outcome.sha256 and sha256_of(content) != outcome.sha256:
+    if outcome and sha256_of(content) != outcome.sha256:
         raise RunError(
             f"{path} is damaged: its SHA-256 is not the one in {RESULT}. Delete {RESULT} and"
             " checkpoints/ to train the run again"
@@ -261,15 +283,17 @@ def _load_weights(path: Path, model: nn.Module, content: bytes) -> None:
 
 @dataclass(frozen=True)
 class _StoredPreset:
-    """A preset as it is written; the data say which class the model's settings are."""
+    """A preset as it is written; the kind says which class the model's settings are."""
 
-    data: Literal["imdb", "cifar10"]
+    kind: Kind
     model: dict[str, Any]
     training: TrainSettings
+    data: str
+    classes: tuple[str, ...]
 
 
 def _read_preset(folder: Path) -> Preset:
     path = folder / PRESET
     stored = read_json(path, _StoredPreset)
-    kind = TextSettings if stored.data == "imdb" else ViTSettings
-    return Preset(stored.data, from_plain(stored.model, kind, str(path)), stored.training)
+    model = from_plain(stored.model, MODELS[stored.kind][1], str(path))
+    return Preset(stored.kind, model, stored.training, stored.data, stored.classes)

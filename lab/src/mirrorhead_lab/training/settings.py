@@ -68,10 +68,6 @@ class OptimizerSettings:
         if self.normalize is not None:
             _check_word("normalize", self.normalize, "tensor", "global")
 
-    def identity(self) -> dict[str, Any]:
-        """Return the settings, without those that older runs do not have where they are as then."""
-        return dataclasses.asdict(self, dict_factory=as_older_runs)
-
 
 def as_older_runs(settings: list[tuple[str, Any]]) -> dict[str, Any]:
     """Leave out the knee where there is none: a `dict_factory` of dataclasses.asdict."""
@@ -117,32 +113,41 @@ class TrainSettings:
         _check_word("parallel", self.parallel, "ddp", "fsdp")
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that decide a run's files, which is what a run is known by.
-
-        Settings that older runs do not have are left out at their defaults, so that a run of an
-        older version stays the same run.
-        """
-        found = dataclasses.asdict(self, dict_factory=as_older_runs)
+        """Return the settings that decide a run's files, which is what a run is known by."""
+        found = dataclasses.asdict(self)
         for name in ("keep", "checkpoint_every"):
             del found[name]
-        for name, default in (("choose", "best"), ("milestones", ())):
-            if found[name] == default:
-                del found[name]
         return found
 
-    def rate(self, step: int, steps: int) -> float:
-        """Return the factor of lr in step number `step` of `steps`, counted from 0.
 
-        >>> settings = TrainSettings(schedule="cosine", warmup=0.5)
-        >>> [round(settings.rate(step, 4), 3) for step in range(4)]
-        [0.5, 1.0, 1.0, 0.5]
-        """
+@dataclass(frozen=True)
+class Schedule:
+    """What the learning rates are multiplied by in each step.
+
+    They rise linearly over the first steps and then stay, or fall to `end`: at the last step if
+    that is above 0, else one step later, as a step of rate 0 would be lost.
+
+    >>> schedule = Schedule("cosine", warmup=0.5)
+    >>> [round(schedule(step, 4), 3) for step in range(4)]
+    [0.5, 1.0, 1.0, 0.5]
+    """
+
+    shape: Literal["constant", "linear", "cosine"] = "constant"
+    warmup: float = 0.0  # share of the steps in which rates rise
+    end: float = 0.0
+
+    def __call__(self, step: int, steps: int) -> float:
+        """Return the factor in step number `step` of `steps`, counted from 0."""
         rising = math.ceil(self.warmup * steps)
         if step < rising:
             return (step + 1) / rising
-        if self.schedule == "constant":
-            return 1.0
-        return (1 + math.cos(math.pi * (step - rising) / (steps - rising))) / 2
+        done = step - rising + (self.end > 0)
+        if self.shape == "cosine":
+            cosine = math.cos(math.pi * done / (steps - rising))
+            return (1 + self.end) / 2 + (1 - self.end) / 2 * cosine
+        if self.shape == "linear":
+            return self.end + (1 - self.end) * (steps - rising - done) / (steps - rising)
+        return 1.0
 
 
 def _check_word(name: str, value: str, one: str, other: str) -> None:

@@ -29,8 +29,9 @@ from mirrorhead_lab.runtime.fingerprints import digest
 from mirrorhead_lab.runtime.folders import check_folder, check_writable
 from mirrorhead_lab.runtime.jobs import Backend, Failure, Work, interrupts, local
 from mirrorhead_lab.training import run_folder
-from mirrorhead_lab.training.loop import ARITHMETIC, complete_run, read_score
+from mirrorhead_lab.training.classification import complete_run
 from mirrorhead_lab.training.presets import Preset, Sets, load_sets, preset
+from mirrorhead_lab.training.run_folder import ARITHMETIC, read_score
 from mirrorhead_lab.training.settings import OptimizerSettings, TrainSettings, as_older_runs
 
 Candidates = Mapping[str, Sequence[OptimizerSettings]]

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
+from mirrorhead._files import remove_folder, write_atomically, write_json
 from mirrorhead.optim import MirrorAdam
 from mirrorhead.patches import Patch
-from mirrorhead_lab.datasets.sentences import Sentences
+from mirrorhead.patches.model_config import KEY
+from mirrorhead_lab.datasets import Splits, Texts
 from mirrorhead_lab.models.pretrained import HEAD, PretrainedClassifier, Tokens, accuracy
-from mirrorhead_lab.runtime.errors import Diverged
-from mirrorhead_lab.training.checkpoints import checkpoints as find_checkpoints
-from mirrorhead_lab.training.checkpoints import load_checkpoint, save_checkpoint
-from mirrorhead_lab.training.settings import check
+from mirrorhead_lab.training import run_folder
+from mirrorhead_lab.training.checkpoints import checkpoints
+from mirrorhead_lab.training.loggers import Logger
+from mirrorhead_lab.training.loop import Loop, Task
+from mirrorhead_lab.training.settings import Schedule, check
 
+#: What a run leaves in its folder: the patch, all tuned weights, the table of sizes.
+PATCH, TUNED, TABLE = "patch.safetensors", "tuned.safetensors", "table.json"
 #: Shares of the fine-tuned weights for which a patch is scored.
 SHARES = (1.0, 0.1, 0.01, 0.003, 0.001, 0.0003, 0.0001)
 
@@ -87,26 +94,65 @@ class TuneSets:
     test: Tokens
 
     @classmethod
-    def of(cls, task: Sentences, folder: Any, settings: TuneSettings) -> TuneSets:
+    def of(cls, task: Splits[Texts], folder: Any, settings: TuneSettings) -> TuneSets:
         parts = (task.train.sample(settings.texts, settings.seed), task.validation, task.test)
         length = settings.max_length
         return cls(*(Tokens(folder, part.texts, part.labels, length) for part in parts))
 
 
-@dataclass
+def schedule(step: int, steps: int, warmup: float) -> float:
+    """Return what rates are multiplied by in step number `step` of `steps`, counted from 0."""
+    return Schedule("linear", warmup)(step, steps)
+
+
+class FineTuning(Task[PretrainedClassifier]):
+    """The head with AdamW, and the encoder's matrices with `optimizer`.
+
+    That is centred mirror descent with the settings' p and reach, unless given.
+    """
+
+    def __init__(
+        self,
+        model: PretrainedClassifier,
+        sets: TuneSets,
+        settings: TuneSettings,
+        optimizer: Optimizer | None = None,
+        validated: bool = True,
+    ) -> None:
+        self.model, self.sets, self.validated = model, sets, validated
+        generator, size = torch.Generator().manual_seed(settings.seed), settings.batch_size
+        self.orders = [sets.train.shuffled(size, generator) for _ in range(settings.epochs)]
+        self.epochs, self.steps = settings.epochs, sum(map(len, self.orders))
+        self.schedule, self.seed = Schedule("linear", settings.warmup), settings.seed
+        if optimizer is None:
+            reach = settings.reach or default_reach(settings.p)
+            matrices = list(model.train_matrices().values())
+            full = full_steps([self.schedule(step, self.steps) for step in range(self.steps)])
+            optimizer = MirrorAdam(matrices, reach, settings.p, center="init", steps=full)
+        head = AdamW(model.head.parameters(), settings.head_lr, weight_decay=0.0)
+        self.optimizers = [optimizer, head]
+
+    def batches(self, epoch: int) -> list[list[int]]:
+        return self.orders[epoch]
+
+    def backward(self, batch: list[int]) -> Tensor:
+        ids, mask, labels = self.sets.train.batch(batch)
+        loss = nn.functional.cross_entropy(self.model(ids, mask).float(), labels)
+        loss.backward()
+        return torch.tensor([loss.item(), 1.0], dtype=torch.float64)
+
+    def validate(self) -> dict[str, float]:
+        if not self.validated:
+            return {}
+        return {"validation_accuracy": accuracy(self.model, self.sets.validation)}
+
+
+@dataclass(frozen=True)
 class TuneResult:
     """The mean loss of each epoch, and validation accuracy after it."""
 
-    losses: list[float] = field(default_factory=list)
-    validation: list[float] = field(default_factory=list)
-
-
-def schedule(step: int, steps: int, warmup: float) -> float:
-    """What rates are multiplied by in step number `step` of `steps`, counted from 0."""
-    rising = math.ceil(warmup * steps)
-    if step < rising:
-        return (step + 1) / rising
-    return (steps - step) / (steps - rising)
+    losses: list[float]
+    validation: list[float]
 
 
 def fine_tune(
@@ -115,79 +161,66 @@ def fine_tune(
     settings: TuneSettings,
     optimizer: Optimizer | None = None,
     after_step: Callable[[float], None] | None = None,
-    on_epoch: Callable[[int, float, float], None] | None = None,
-    checkpoints: Path | None = None,
     validate: bool = True,
 ) -> TuneResult:
-    """Train the head with AdamW and the encoder's matrices with `optimizer`.
+    """Train a model by `FineTuning`, without a folder.
 
     Args:
-        optimizer: centred mirror descent with the settings' p and reach, unless given.
         after_step: called after each step with the schedule's factor.
-        on_epoch: called with the epoch, its mean loss, and validation accuracy.
-        checkpoints: a folder that gets the state after each epoch, and is resumed from. Calls
-            are not repeated for epochs that are done.
         validate: whether to score validation data after each epoch; without, the accuracy is NaN.
     """
-    generator = torch.Generator().manual_seed(settings.seed)
-    per_epoch = max(1, len(sets.train) // settings.batch_size)
-    steps = settings.epochs * per_epoch
-    factors = [schedule(step, steps, settings.warmup) for step in range(steps)]
-    if optimizer is None:
-        reach = settings.reach or default_reach(settings.p)
-        matrices = list(model.train_matrices().values())
-        full = full_steps(factors)
-        optimizer = MirrorAdam(matrices, reach, settings.p, center="init", steps=full)
-    head = AdamW(model.head.parameters(), settings.head_lr, weight_decay=0.0)
-    rates = [group["lr"] for o in (optimizer, head) for group in o.param_groups]
-    result = TuneResult()
-    if checkpoints is not None:
-        result = _resumed(checkpoints, model, optimizer, head)
-    step = 0
-    for epoch in range(settings.epochs):
-        batches = sets.train.shuffled(settings.batch_size, generator)
-        if epoch < len(result.losses):  # done before; the generator has moved on
-            step += len(batches)
-            continue
-        model.train()
-        total = 0.0
-        for places in batches:
-            factor = factors[min(step, steps - 1)]
-            groups = (group for o in (optimizer, head) for group in o.param_groups)
-            for group, rate in zip(groups, rates, strict=True):
-                group["lr"] = rate * factor
-            ids, mask, labels = sets.train.batch(places)
-            loss = nn.functional.cross_entropy(model(ids, mask).float(), labels)
-            if not math.isfinite(loss.item()):
-                raise Diverged(f"the loss is {loss.item()} in step {step}: reduce the rate")
-            loss.backward()
-            for one in (optimizer, head):
-                one.step()
-                one.zero_grad()
-            if after_step is not None:
-                after_step(factor)
-            total += loss.item()
-            step += 1
-        result.losses.append(total / len(batches))
-        result.validation.append(accuracy(model, sets.validation) if validate else math.nan)
-        if checkpoints is not None:
-            for name, one in (("head", head), ("encoder", optimizer)):
-                save_checkpoint(checkpoints / name, epoch + 1, model, one, asdict(result), keep=2)
-        if on_epoch is not None:
-            on_epoch(epoch + 1, result.losses[-1], result.validation[-1])
-    return result
+    task = FineTuning(model, sets, settings, optimizer, validate)
+    after = None if after_step is None else lambda s: after_step(task.schedule(s, task.steps))
+    epochs = Loop(task, after_step=after).run()
+    scores = [epoch.get("validation_accuracy", math.nan) for epoch in epochs]
+    return TuneResult([epoch["train_loss"] for epoch in epochs], scores)
 
 
-def _resumed(
-    folder: Path, model: PretrainedClassifier, encoder: Optimizer, head: Optimizer
-) -> TuneResult:
-    """Load the newest epoch that has both checkpoints, and return what was measured so far."""
-    both = [{path.name for path in find_checkpoints(folder / n)} for n in ("head", "encoder")]
-    newest = max(both[0] & both[1], default=None)
-    if newest is None:
-        return TuneResult()
-    load_checkpoint(folder / "head" / newest, model, head)
-    return TuneResult(**load_checkpoint(folder / "encoder" / newest, model, encoder))
+def is_finished(folder: Path, about: dict[str, Any]) -> bool:
+    """Whether a folder has the run that `about` describes, and it has finished."""
+    names = (TABLE, PATCH, TUNED)
+    return run_folder.belongs(folder, about) and all((folder / name).exists() for name in names)
+
+
+def tune(
+    model: PretrainedClassifier,
+    sets: TuneSets,
+    settings: TuneSettings,
+    keep: float,
+    folder: Path,
+    about: dict[str, Any],
+    *,
+    loggers: Sequence[Logger] = (),
+) -> None:
+    """Fine-tune in a folder, or resume there; score patches of every size and write one.
+
+    The folder gets the log, the patch with the share `keep` of the changes, all tuned weights and,
+    last, the table of sizes, with which the run is finished. Checkpoints are removed then.
+
+    Args:
+        about: what the run is known by.
+    """
+    with run_folder.locked_run(folder):
+        if is_finished(folder, about):  # another process may have been faster
+            return
+        run_folder.claim(folder, about, write=True)
+        epochs = Loop(FineTuning(model, sets, settings), folder, loggers=loggers).run()
+        tuned = model.tuned_state()
+        rows, patch = size_table(model, tuned, sets, keep)
+        patch.save(folder / PATCH)
+        config = {KEY: json.dumps(model.config)}
+        tensors = {name: tensor.contiguous() for name, tensor in tuned.items()}
+        write_atomically(folder / TUNED, save(tensors, config))
+        chosen = next(row for row in rows if row.share == keep)
+        content = {
+            "weights": _weights(model),
+            "epochs": epochs,
+            "table": [asdict(row) for row in rows],
+            "patch": {"file": PATCH, **asdict(chosen)},
+        }
+        write_json(folder / TABLE, content)
+        for checkpoint in checkpoints(folder / run_folder.CHECKPOINTS):
+            remove_folder(checkpoint)
 
 
 @dataclass(frozen=True)
@@ -198,7 +231,7 @@ class SizeRow:
     changed: int
     bytes: int
     validation: float
-    test: float | None
+    test: float
 
 
 def patch_of(model: PretrainedClassifier, tuned: dict[str, Tensor], count: int | None) -> Patch:
@@ -208,22 +241,26 @@ def patch_of(model: PretrainedClassifier, tuned: dict[str, Tensor], count: int |
 
 
 def size_table(
-    model: PretrainedClassifier,
-    tuned: dict[str, Tensor],
-    sets: TuneSets,
-    weights: int,
-    shares: Sequence[float] = SHARES,
-    test: bool = True,
-) -> list[SizeRow]:
-    """Accuracy of patches of several sizes. The model is left with the weights `tuned`."""
-    rows = []
-    for share in shares:
+    model: PretrainedClassifier, tuned: dict[str, Tensor], sets: TuneSets, keep: float
+) -> tuple[list[SizeRow], Patch]:
+    """Return the accuracies of patches of several sizes, and the patch of the share `keep`.
+
+    The model is left with the weights `tuned`.
+    """
+    rows, weights, chosen = [], _weights(model), None
+    for share in sorted({*SHARES, keep}, reverse=True):
         patch = patch_of(model, tuned, None if share == 1 else max(1, round(share * weights)))
         state = {n: t.clone() if n in patch.tensors else t for n, t in model.base.items()}
         patch.apply(state)
         model.load_tuned(state)
-        scored = accuracy(model, sets.test) if test else None
+        scores = accuracy(model, sets.validation), accuracy(model, sets.test)
         changed = sum(len(p.values) for p in patch.tensors.values() if p.index is not None)
-        rows.append(SizeRow(share, changed, patch.bytes, accuracy(model, sets.validation), scored))
+        rows.append(SizeRow(share, changed, patch.bytes, *scores))
+        chosen = patch if share == keep else chosen
     model.load_tuned(tuned)
-    return rows
+    assert chosen is not None, "keep is one of the shares"
+    return rows, chosen
+
+
+def _weights(model: PretrainedClassifier) -> int:
+    return sum(matrix.numel() for matrix in model.train_matrices().values())

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from mirrorhead_lab.evaluation.results import ComparisonResults
 from mirrorhead_lab.findings.finding import Part
 from mirrorhead_lab.findings.table import NOTHING, Cell, Table, number, word
+from mirrorhead_lab.report.real_data.claims import RULE, RULE_OF_BOTH, judge_study
 from mirrorhead_lab.report.real_data.figures import drawings
 from mirrorhead_lab.report.real_data.tables import tables
-from mirrorhead_lab.studies.claims import RULE, RULE_OF_BOTH, judge_study
 
 TITLES = {
     "imdb": "IMDb: is a review positive?",

@@ -100,7 +100,7 @@ def _judged(runs: Runs, compare: Compare, name: str, title: str, claim: str) -> 
         title=title,
         claim=claim,
         command=COMMAND,
-        docs=("heads", "what-we-found"),
+        docs=("evidence/heads", "what-we-found"),
         about="After `mirrorhead sweep imdb-to-the-end`:",
     )
     try:
