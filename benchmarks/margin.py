@@ -254,7 +254,7 @@ def as_norm(X: Tensor, z: Tensor, tokens: Tensor, norm: mh.Schatten | mh.Grouped
     n, T, d = X.shape
     W, asked = cp.Variable((d, d)), []
     if isinstance(norm, mh.Grouped):
-        size = cp.pnorm(cp.norm(W, 2, axis=1 - norm.dim), norm.p)
+        size = cp.pnorm(cp.norm(W, 2, axis=1 - norm.dim), norm.p)  # pyright: ignore[reportArgumentType]
     elif norm.p in (1, math.inf):
         size = cp.normNuc(W) if norm.p == 1 else cp.sigma_max(W)
     else:  # decreasing t whose first k entries bound the k largest singular values together
@@ -262,7 +262,7 @@ def as_norm(X: Tensor, z: Tensor, tokens: Tensor, norm: mh.Schatten | mh.Grouped
         both = cp.bmat([[np.zeros((d, d)), W], [W.T, np.zeros((d, d))]])
         asked = [cp.lambda_sum_largest(both, k) <= cp.sum(t[:k]) for k in range(1, d + 1)]
         asked.append(cp.diff(t) <= 0)
-        size = cp.pnorm(t, norm.p)
+        size = cp.pnorm(t, norm.p)  # pyright: ignore[reportArgumentType]
     keep = torch.ones(n, T, dtype=torch.bool).scatter(1, tokens.unsqueeze(1), False)
     selected = X.gather(1, tokens.view(n, 1, 1).expand(n, 1, d))
     rows = torch.einsum("nta,nc->ntac", selected - X, z).reshape(n, T, d * d)[keep].numpy()

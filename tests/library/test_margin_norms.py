@@ -36,7 +36,7 @@ def conic(norm, rows, shape):
         both = cp.bmat([[none[0], W], [W.T, none[1]]])
         t = cp.Variable(min(shape))
         sums = [cp.lambda_sum_largest(both, k) <= cp.sum(t[:k]) for k in range(1, min(shape) + 1)]
-        asked, value = [*sums, cp.diff(t) <= 0], cp.pnorm(t, norm.p)
+        asked, value = [*sums, cp.diff(t) <= 0], cp.pnorm(t, norm.p)  # pyright: ignore[reportArgumentType]
     else:
         parts, k = W if norm.dim == 0 else W.T, norm.size
         lengths = [

@@ -257,8 +257,8 @@ def divergence_to(
     if not fits:
         given = tuple(target.shape)
         raise ValueError(f"solution must have a {name} of shape {shape} like the path, got {given}")
-    geometry = solution.geometry if geometry is None else geometry
-    return direction_divergence(geometry, target, path, dims)
+    own = solution.geometry if geometry is None else geometry
+    return direction_divergence(own, target, path, dims)
 
 
 def direction_divergence(
