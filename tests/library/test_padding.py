@@ -109,7 +109,8 @@ def margins(p: float | mh.Norm) -> Callable[[Posed], dict[str, Any]]:
     def solve(data: Posed) -> dict[str, Any]:
         tokens = data.tokens(some_tokens(data))
         options: dict[str, Any] = {"mask": data.mask}
-        solution = mh.attention_svm(data.X, data.z, tokens, p, 1e-11, **options)
+        tol = 1e-9 if isinstance(p, mh.Norm) else 1e-11
+        solution = mh.attention_svm(data.X, data.z, tokens, p, tol, **options)
         found = solution_of(data, solution, tokens)
         if isinstance(p, int | float) and 1 < p < math.inf:
             near = mh.attention_svm(data.X, data.z, tokens, 1.2 * p, start=solution, **options)

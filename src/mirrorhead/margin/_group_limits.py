@@ -187,7 +187,7 @@ def _step(program: _Program, point: _Point) -> _Point:
     width = shape.count + b.shape[-1]
     d = direction(-x, torch.zeros_like(u))
     primal, dual = (step.clamp_max(1) for step in longest(d))
-    share = (_complementarity(moved(d, primal, dual)) / now).clamp(0, 1) ** 3
+    share = (_complementarity(moved(d, primal, dual)) / now).clamp(0, 1) ** 2
     mu = (share * now / width)[:, None]
     # The products of the predictor in scaled coordinates, which the linear model leaves out.
     scaled = _scaled(v, theta, z)

@@ -209,7 +209,7 @@ def _step(rows: _Rows, x: _Point) -> _Point:
     after = complementarity(
         X + p[..., None] * dX, x.S + d[..., None] * dS, u + p * du, lam + d * dlam
     )
-    mu = ((after / now).clamp(0, 1) ** 3 * now / width)[:, None]
+    mu = ((after / now).clamp(0, 1) ** 2 * now / width)[:, None]
     # The products of the predictor, which the linear model leaves out.
     rest = 2 * mu[..., None] * inverse + sym(dX @ off(dS) @ inverse)
     dX, du, dlam, dS = direction(rest, mu / lam - du * dlam / lam)

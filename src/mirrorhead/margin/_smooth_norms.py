@@ -249,7 +249,9 @@ def system(K: Tensor, diagonal: Tensor) -> Callable[[Tensor], Tensor]:
     def solved(r: Tensor) -> Tensor:
         r = r * scale
         y = cholesky_solve(L, r)
-        return (y + cholesky_solve(L, r - times(K, y))) * scale
+        for _ in range(2):
+            y = y + cholesky_solve(L, r - times(K, y))
+        return y * scale
 
     return solved
 

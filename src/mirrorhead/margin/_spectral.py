@@ -152,7 +152,7 @@ def _step(rows: Tensor, b: Tensor, point: _Point) -> _Point:
     now, width = _complementarity(point), a + c + b.shape[-1]
     d = direction(torch.zeros_like(Y), torch.zeros_like(u))
     primal, dual = (step.clamp_max(1) for step in longest(d))
-    share = (_complementarity(moved(d, primal, dual)) / now).clamp(0, 1) ** 3
+    share = (_complementarity(moved(d, primal, dual)) / now).clamp(0, 1) ** 2
     mu = share * now / width
     # The products of the predictor, which the linear model leaves out.
     dZ = off(d.W) + d.t[:, None, None] * eye
