@@ -1,5 +1,6 @@
 """Certificates in exact arithmetic: rational A w and A' lam, norms to 60 digits."""
 
+import math
 from collections.abc import Iterable
 from fractions import Fraction
 from math import inf
@@ -149,12 +150,19 @@ def assert_certified(solution, b, x, z, tokens, mask, kind):
         assert margin >= 1 - mpmath.mpf(TOL)
 
 
-def test_tokens_at_a_distance_of_1e_13_are_not_certified():
+def test_tokens_at_a_distance_of_1e_13_are_certified_only_where_the_margin_is_1():
+    """It once was "optimal" with an exact margin of 0.33. What the solver reaches here depends on
+    the last bits, so on the instruction set; what it says of that must be true with each."""
     torch.manual_seed(11596)
     X, z = torch.randn(3, 3, 2).double(), torch.randn(3, 2).double()
     X[0, 1] = X[0, 0] + 1e-13 * torch.randn(2).double()
     tokens = torch.zeros(3, dtype=torch.long)
     solution = mh.attention_svm(X, z, tokens, 2)
+    certified = solution.status == "optimal"
+    assert bool(solution.check(X, z, tokens)) == certified
+    if not certified and bool(solution.W.isnan().all()):  # no weights with a positive margin
+        assert solution.status == "unfinished" and solution.gap == math.inf
+        return
     rows = [
         [
             (p - q) * c
@@ -165,7 +173,9 @@ def test_tokens_at_a_distance_of_1e_13_are_not_certified():
         for t in (1, 2)
     ]
     margin = min(sum(p * q for p, q in zip(row, exact(solution.W), strict=True)) for row in rows)
-    assert solution.status == "unfinished"
-    assert float(solution.gap) > abs(1 - float(margin))  # which is honest about it
-    assert not solution.check(X, z, tokens)
+    if certified:
+        assert float(margin) >= 1 - 1e-9
+    else:
+        assert solution.status == "unfinished"
+        assert float(solution.gap) > abs(1 - float(margin))  # which is honest about it
     assert solution.check(X, z, tokens).supported
