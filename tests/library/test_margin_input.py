@@ -67,7 +67,7 @@ BAD = [
         "W has 6 entries in dimension 0, no multiple of the size 4",
     ),
     (
-        lambda: mh.attention_svm(X, Z, TOKENS, mh.SoftThreshold(1.0)),
+        lambda: mh.attention_svm(X, Z, TOKENS, mh.SoftThreshold(1.0)),  # pyright: ignore[reportArgumentType]
         TypeError,
         "p must be a norm; the limit of SoftThreshold",
     ),
