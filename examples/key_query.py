@@ -31,7 +31,7 @@ def main() -> None:
     print("trial   trained K Q'   Frobenius solution   (nuclear norm over its minimum)")
     for k in range(options.trials):
         one, tokens = problem.trial(k), path.tokens[k]
-        least = mh.attention_svm(one.X, one.z, tokens, norm="nuclear")
+        least = mh.attention_svm(one.X, one.z, tokens, mh.Schatten(1))
         frobenius = mh.attention_svm(one.X, one.z, tokens, p=2)
         ratios = [
             float(torch.linalg.svdvals(W).sum() / margin(one, tokens, W) / least.norm)

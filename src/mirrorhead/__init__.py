@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mirrorhead.margin import Check as Check
     from mirrorhead.margin import MarginSolution as MarginSolution
     from mirrorhead.margin import attention_svm as attention_svm
+    from mirrorhead.margin import multiclass_svm as multiclass_svm
     from mirrorhead.margin import svm as svm
     from mirrorhead.optim import MirrorAdam as MirrorAdam
     from mirrorhead.optim import MirrorDescent as MirrorDescent
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "cross_validation": "PChoice choose_p",
     "problem": "AttentionProblem Gradient",
-    "margin": "Check MarginSolution attention_svm svm",
+    "margin": "Check MarginSolution attention_svm multiclass_svm svm",
     "native": "",
     "optim": "MirrorAdam MirrorDescent ParamGroups attention_param_groups",
     "patches": "Patch PatchError",

@@ -322,7 +322,7 @@ def _active(
     constraints = attention_constraints(*data)
     W = solution.W.nan_to_num().reshape(constraints.A.batch, -1)
     dual, asked = constraints.collect(solution.dual), constraints.collect(asked) > 0
-    active, inactive = active_constraints(constraints, W, dual, solution.kind, asked)
+    active, inactive = active_constraints(constraints, W, dual, solution.geometry, asked)
     return constraints.spread(active.double()) > 0, constraints.spread(inactive.double()) > 0
 
 

@@ -15,9 +15,13 @@ from margin_cases import generator
 from mirrorhead.margin._certificate import FARKAS
 
 TOL = 1e-9
-KINDS = (1, 1.02, 1.1, 1.5, 2, 3, 10, 100, inf, "nuclear")
+KINDS = (
+    *(1, 1.02, 1.1, 1.5, 2, 3, 10, 100, inf),
+    *(mh.Schatten(1), mh.Schatten(1.5), mh.Schatten(4), mh.Schatten(inf)),
+    *(mh.Grouped(1), mh.Grouped(1.3), mh.Grouped(4, 1), mh.Grouped(inf, 1)),
+)
 SHAPES = ((1, 2, 2), (2, 3, 2), (3, 3, 2), (2, 4, 3), (3, 3, 3), (2, 2, 5), (3, 4, 1), (4, 3, 4))
-COUNT = 25  # problems of each shape and norm: 8 x 10 x 25 = 2,000
+COUNT = 25  # problems of each shape and norm: 8 x 17 x 25 = 3,400
 
 
 @pytest.fixture(autouse=True)
@@ -65,13 +69,18 @@ def norm(x: list[Fraction], kind: object, shape: tuple[int, ...], dual: bool = F
     largest = max(numbers)
     if largest == 0:
         return largest
-    if kind == "nuclear":
+    exponent = getattr(kind, "p", kind)
+    if isinstance(kind, mh.Schatten | mh.Grouped):
         rows = mpmath.matrix(shape[0], shape[1])
         for k, value in enumerate(x):
             rows[k // shape[1], k % shape[1]] = real(value) / largest
-        sigma = mpmath.svd_r(rows, compute_uv=False)
-        return largest * (max(sigma) if dual else mpmath.fsum(sigma))
-    p = inf if kind == inf else mpmath.mpf(float(str(kind)))
+        if isinstance(kind, mh.Schatten):
+            numbers = [largest * value for value in mpmath.svd_r(rows, compute_uv=False)]
+        else:
+            groups = rows if kind.dim == 0 else rows.T
+            numbers = [largest * mpmath.norm(groups[k, :]) for k in range(groups.rows)]
+        largest = max(numbers)
+    p = inf if exponent == inf else mpmath.mpf(float(str(exponent)))
     if dual:
         p = mpmath.mpf(1) if p == inf else inf if p == 1 else p / (p - 1)
     if p == inf:
@@ -84,10 +93,7 @@ def norm(x: list[Fraction], kind: object, shape: tuple[int, ...], dual: bool = F
 @pytest.mark.parametrize("shape", SHAPES)
 def test_certificates_of_hard_problems_hold_in_exact_arithmetic(shape, kind):
     X, z, tokens, mask = hard_problems(*shape, seed=100 * SHAPES.index(shape) + KINDS.index(kind))
-    if kind == "nuclear":
-        solution = mh.attention_svm(X, z, tokens, norm="nuclear", tol=TOL, mask=mask)
-    else:
-        solution = mh.attention_svm(X, z, tokens, kind, TOL, mask=mask)
+    solution = mh.attention_svm(X, z, tokens, kind, TOL, mask=mask)  # pyright: ignore
     check = solution.check(X, z, tokens, mask=mask)
     assert check.supported.all()
     assert torch.equal(check.optimal, solution.optimal)

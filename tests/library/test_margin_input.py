@@ -49,8 +49,28 @@ BAD = [
     (lambda: mh.attention_svm(X, Z, TOKENS, 2, tol=0.0), ValueError, "tol must be"),
     (lambda: mh.attention_svm(X, Z, TOKENS, 2, tol=1.0), ValueError, "tol must be"),
     (lambda: mh.attention_svm(X, Z, TOKENS, 2, tol=math.nan), ValueError, "tol must be"),
-    (lambda: mh.attention_svm(X, Z, TOKENS, norm="l2"), ValueError, "norm must be"),  # pyright: ignore[reportArgumentType]
-    (lambda: mh.attention_svm(X, Z, TOKENS, 3, norm="nuclear"), ValueError, "goes with p=2"),
+    (lambda: mh.attention_svm(X, Z, TOKENS, "nuclear"), TypeError, "p must be a .* or a Norm"),  # pyright: ignore[reportArgumentType]
+    (
+        lambda: mh.attention_svm(X, Z, TOKENS, mh.KSupport(k=3)),
+        ValueError,
+        r"p must be a norm that has a solver, got KSupport.*Solvers know PNorm",
+    ),
+    (lambda: mh.svm(Z, torch.ones(4), mh.Schatten(1)), ValueError, "W must be a matrix for Scha"),
+    (
+        lambda: mh.attention_svm(X, Z, TOKENS, mh.Grouped(1.5, 2)),
+        ValueError,
+        r"W has no dimension 2 for Grouped",
+    ),
+    (
+        lambda: mh.attention_svm(X, Z, TOKENS, mh.Grouped(1.5, 0, 4)),
+        ValueError,
+        "W has 6 entries in dimension 0, no multiple of the size 4",
+    ),
+    (
+        lambda: mh.attention_svm(X, Z, TOKENS, mh.SoftThreshold(1.0)),  # pyright: ignore[reportArgumentType]
+        TypeError,
+        "p must be a norm; the limit of SoftThreshold",
+    ),
     (lambda: mh.attention_svm(X[:0], Z[:0], TOKENS[:0]), ValueError, "X must be .* not empty"),
     (lambda: mh.attention_svm(X[:, :0], Z, TOKENS), ValueError, "X must be .* not empty"),
     (lambda: mh.attention_svm(X, Z, TOKENS, mask=torch.ones(4, 5)), TypeError, "mask must be bool"),
@@ -138,10 +158,9 @@ def test_one_token_asks_for_nothing():
 
 
 @pytest.mark.parametrize(
-    ("p", "norm"),
-    [(1, "lp"), (1.5, "lp"), (2, "lp"), (3, "lp"), (math.inf, "lp"), (2, "nuclear")],
+    "p", [1, 1.5, 2, 3, math.inf, mh.Schatten(1), mh.Schatten(3), mh.Grouped(1.5, -1)]
 )
-def test_a_mask_does_not_give_a_lone_token_a_constraint(p, norm):
+def test_a_mask_does_not_give_a_lone_token_a_constraint(p):
     data = X[:, :1], Z, torch.zeros(4, dtype=torch.long)
     every = torch.ones(4, 1, dtype=torch.bool)
     # With T > 1 the mask may leave a sample its selected token only: one of them, or all.
@@ -149,12 +168,12 @@ def test_a_mask_does_not_give_a_lone_token_a_constraint(p, norm):
     some = alone.clone()
     some[2:] = True
     for given, mask in ((data, every), ((X, Z, TOKENS), alone)):
-        solution = mh.attention_svm(*given, p, norm=norm, mask=mask)
+        solution = mh.attention_svm(*given, p, mask=mask)
         assert (solution.status, solution.norm, solution.gap) == ("optimal", 0, 0)
         assert not solution.W.any()
         assert solution.check(*given, mask=mask)
-    solution = mh.attention_svm(X, Z, TOKENS, p, norm=norm, mask=some)
-    without = mh.attention_svm(X[2:], Z[2:], TOKENS[2:], p, norm=norm)
+    solution = mh.attention_svm(X, Z, TOKENS, p, mask=some)
+    without = mh.attention_svm(X[2:], Z[2:], TOKENS[2:], p)
     assert solution.check(X, Z, TOKENS, mask=some)
     assert solution.norm.item() == pytest.approx(without.norm.item(), rel=2e-9)
 
@@ -262,8 +281,8 @@ def test_float32_is_promoted_and_gradients_are_left_alone():
 
 def test_queries_of_another_width():
     z = torch.randn(4, 3, dtype=torch.float64)
-    for norm in ("lp", "nuclear"):
-        solution = mh.attention_svm(X, z, TOKENS, norm=norm)
+    for norm in (2, mh.Schatten(1), mh.Schatten(1.5), mh.Grouped(3, 1)):
+        solution = mh.attention_svm(X, z, TOKENS, norm)
         assert solution.W.shape == (6, 3)
         assert solution.check(X, z, TOKENS)
 
@@ -296,4 +315,4 @@ def test_repr_of_one_solution_and_of_a_check():
     assert text.startswith("MarginSolution(p=1.5, W 6x6, optimal, norm ")
     assert "iterations" in text
     assert repr(solution.check(X, Z, TOKENS)).startswith("Check(1 of 1 certified optimal, s")
-    assert "nuclear norm" in repr(mh.attention_svm(X, Z, TOKENS, norm="nuclear"))
+    assert "(Schatten(1), W 6x6" in repr(mh.attention_svm(X, Z, TOKENS, mh.Schatten(1)))

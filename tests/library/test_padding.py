@@ -105,16 +105,17 @@ def solution_of(data: Posed, solution: mh.MarginSolution, tokens: Tensor) -> dic
     return {"norm": solution.norm}
 
 
-def margins(p: float, norm: str = "lp") -> Callable[[Posed], dict[str, Any]]:
+def margins(p: float | mh.Norm) -> Callable[[Posed], dict[str, Any]]:
     def solve(data: Posed) -> dict[str, Any]:
         tokens = data.tokens(some_tokens(data))
-        options: dict[str, Any] = {"norm": norm, "mask": data.mask}
-        solution = mh.attention_svm(data.X, data.z, tokens, p, 1e-11, **options)
+        options: dict[str, Any] = {"mask": data.mask}
+        tol = 1e-9 if isinstance(p, mh.Norm) else 1e-11
+        solution = mh.attention_svm(data.X, data.z, tokens, p, tol, **options)
         found = solution_of(data, solution, tokens)
-        if norm == "lp" and 1 < p < math.inf:
+        if isinstance(p, int | float) and 1 < p < math.inf:
             near = mh.attention_svm(data.X, data.z, tokens, 1.2 * p, start=solution, **options)
             found["warm"] = solution_of(data, near, tokens)
-        if 1 < p <= 2 and norm == "lp":  # elsewhere equal norms leave W some room
+        if isinstance(p, int | float) and 1 < p <= 2:  # elsewhere equal norms leave W some room
             found["W"] = solution.W
         return found
 
@@ -233,7 +234,9 @@ ENTRIES: dict[str, tuple[Callable[[Posed], dict[str, Any]], str]] = {
     "lp-AttSVM, p = 2": (margins(2), "attention_svm MarginSolution Check"),
     "lp-AttSVM, p = 4": (margins(4), "attention_svm MarginSolution Check"),
     "lp-AttSVM, p = inf": (margins(math.inf), "attention_svm MarginSolution Check"),
-    "nuclear norm": (margins(2, "nuclear"), "attention_svm MarginSolution Check"),
+    "nuclear norm": (margins(mh.Schatten(1)), "attention_svm MarginSolution Check"),
+    "Schatten norm": (margins(mh.Schatten(3)), "attention_svm MarginSolution Check"),
+    "group norm": (margins(mh.Grouped(1.5, 1)), "attention_svm MarginSolution Check"),
     "model": (model, "AttentionProblem Gradient"),
     "model with heads and classes": (heads_and_classes, "AttentionProblem"),
     "descend": (descents, "descend Path"),
@@ -246,7 +249,13 @@ ENTRIES: dict[str, tuple[Callable[[Posed], dict[str, Any]], str]] = {
     "tokens": (tokens_of, " ".join(mh._HOMES["tokens"])),
 }
 # Public names that see no tokens.
-NO_TOKENS = {*mh._HOMES["optim"], *mh._HOMES["patches"], *mh._HOMES["geometry"], "svm"}
+NO_TOKENS = {
+    *mh._HOMES["optim"],
+    *mh._HOMES["patches"],
+    *mh._HOMES["geometry"],
+    "svm",
+    "multiclass_svm",
+}
 # Where a search by L-BFGS ends depends on rounding to its tolerance.
 SEARCHES = ("regularization_path", "joint_regularization_path")
 

@@ -20,63 +20,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mirrorhead.geometry._powers import dual_exponent, power, snap
+from mirrorhead.geometry import Norm
+from mirrorhead.geometry._powers import expand, lp_norm
 from mirrorhead.margin import _doubled as doubled
 from mirrorhead.margin._constraints import Constraints, euclidean
+from mirrorhead.margin._norm_errors import UNIT, error_of_entries, rounding, spread
 
 # A' lam counts as zero when its norm is below this part of sum lam ||row||_2.
 FARKAS = 2e-9
-UNIT = 2.0**-53  # the relative rounding error of one operation
 # Rounding errors of A w and A' lam above this part of the result call for doubled precision,
 ROUGH = 1e-12
 ROUGH_PART = 0.05  # and so do those above this part of the tolerance.
 # Rows are looked at in parts of this many numbers.
 _CHUNK = 1 << 20
-
-
-@dataclass(frozen=True)
-class Norm:
-    """The norm that is minimised, entrywise lp or nuclear, and its dual. Weights are (B, a, c)."""
-
-    p: float
-    nuclear: bool = False
-
-    def value(self, w: Tensor) -> Tensor:
-        if self.nuclear:
-            return torch.linalg.svdvals(w).sum(-1)
-        return _lp(w, self.p)
-
-    def dual(self, s: Tensor) -> Tensor:
-        if self.nuclear:
-            return torch.linalg.svdvals(s).amax(-1)
-        if self.p == 1:
-            return _lp(s, math.inf)
-        return _lp(s, self._dual_exponent)
-
-    @property
-    def _dual_exponent(self) -> float:
-        if self.p in (1, math.inf):
-            return math.inf if self.p == 1 else 1.0
-        return dual_exponent(self.p)
-
-    def spread(self, size: int) -> float:
-        """The largest dual norm of `size` entries whose Euclidean norm is 1."""
-        return 1.0 if self.nuclear else size ** max(0.0, 1 / self._dual_exponent - 0.5)
-
-    def rounding(self, rows: int, columns: int) -> float:
-        """A bound of the relative rounding error of `value` and `dual` of such matrices, together.
-
-        For the nuclear norm, singular values are as exact as those of a matrix that differs from
-        the given one by a rounding error in each entry, times a constant that LAPACK's own
-        bounds take to be about the number of rows and columns.
-        """
-        size = rows * columns
-        if self.nuclear:
-            return 4 * min(rows, columns) * (rows + columns + 64) * UNIT
-        exponents = self.p, self._dual_exponent
-        # `power` rounds exponents to quarters: |d log ||x||_p / dp| is at most log(size) / p^2.
-        moved = sum(abs(snap(p) - p) / p for p in exponents if p < math.inf)
-        return 2 * (size + 64) * UNIT + 2 * math.log(size + 1) * moved
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +51,7 @@ class Certificate:
     gap: Tensor  # upper/lower - 1 and all rounding errors
     farkas: Tensor  # ||A' lam||_2 / sum(lam ||row||_2): 0 if and only if lam proves infeasibility
     values: Tensor  # (B, m), A w
-    pulled: Tensor  # (B, a, c), A' lam
+    pulled: Tensor  # (B, ...), A' lam in the shape of the weights
     error: Tensor  # a bound of the dual norm of the error of `pulled`
     wobble: Tensor  # how much ||A' lam||_* may change, relatively, if each lam_k is rounded
 
@@ -117,11 +73,11 @@ def certify(
     lam = lam.clamp_min(0) * live
     values, margin, least = _evaluate(problem, w, tol)
     pulled, s, error = _pull_back(problem, lam, norm, tol, margin > 0)
-    total, size = lam.sum(-1), norm.value(w.view_as(pulled))
+    total, size = lam.sum(-1), norm.norm(w.view_as(pulled), _dims(pulled))
     upper = torch.where(margin > 0, size / margin, math.inf)
     lower = torch.where(s > 0, total / s, 0.0)
     # Each factor as far to the wrong side as rounding can take it.
-    slack = 1 + norm.rounding(*A.shape) + (A.rows + 8) * UNIT
+    slack = 1 + rounding(norm, problem.weights) + (A.rows + 8) * UNIT
     gap = slack * size * (s + error) / (least * total) - 1
     # A negative gap contradicts the duality of the first lines: it would prove nothing.
     gap = torch.where((least > 0) & (total > 0) & (gap >= 0), gap, math.inf)
@@ -130,9 +86,10 @@ def certify(
     mass = (lam * A.row_norms).sum(-1)
     # A row of zeros with a positive multiplier has no mass and proves infeasibility outright.
     massless = torch.where(total > 0, 0.0, math.inf)
-    spread = norm.spread(A.columns)
-    farkas = torch.where(mass > 0, _lp(pulled, 2.0) / mass + error / (spread * mass), massless)
-    wobble = torch.where(s > 0, 2 * UNIT * spread * mass / s, 0.0)
+    most = spread(norm, problem.weights)
+    length = lp_norm(pulled, 2, _dims(pulled))
+    farkas = torch.where(mass > 0, length / mass + error / (most * mass), massless)
+    wobble = torch.where(s > 0, 2 * UNIT * most * mass / s, 0.0)
     return Certificate(
         size, margin, least, upper, s, lower, gap, farkas, values, pulled, error, wobble
     )
@@ -164,23 +121,24 @@ def _evaluate(problem: Constraints, w: Tensor, tol: float) -> tuple[Tensor, Tens
 def _pull_back(
     problem: Constraints, lam: Tensor, norm: Norm, tol: float, wanted: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A' lam, (B, a, c); its dual norm; and a bound of the dual norm of its error, (B,).
+    """A' lam, (B, ...); its dual norm; and a bound of the dual norm of its error, (B,).
 
     Only the problems that are `wanted`, (B,) bool, are computed in doubled precision if need be.
     """
     A = problem.A
     n, R = A.left.shape[1:3]
     pulled = problem.pull(lam)
-    s = norm.dual(pulled)
-    mass = norm.spread(A.columns) * (lam * A.row_norms).sum(-1)
+    s = norm.dual_norm(pulled, _dims(pulled))
+    mass = spread(norm, problem.weights) * (lam * A.row_norms).sum(-1)
     error = (n + R + 4) * UNIT * mass
     index = (wanted & (error > _allowed(tol) * s)).nonzero().squeeze(-1)
     if len(index):
-        pulled[index], factor = doubled.pulled(problem, index, lam[index])
-        s[index] = norm.dual(pulled[index])
-        # The entries are rounded to float64, which changes the dual norm in proportion.
-        nuclear = math.sqrt(min(A.shape)) if norm.nuclear else 1.0
-        error[index] = 2 * UNIT * nuclear * s[index] + 1.01 * factor * mass[index]
+        exact, factor = doubled.pulled(problem, index, lam[index])
+        pulled[index] = exact.view_as(pulled[index])
+        s[index] = norm.dual_norm(pulled[index], _dims(pulled))
+        # The entries are rounded to float64.
+        error[index] = error_of_entries(norm, problem.weights) * s[index]
+        error[index] += 1.01 * factor * mass[index]
     return pulled, s, error
 
 
@@ -225,7 +183,7 @@ def active_constraints(
     rest = (asked & ~active.any(-1, keepdim=True)).nonzero()
     for pairs in rest.split(max(1, _CHUNK // problem.A.columns)) if len(rest) else ():
         b, k = pairs.unbind(-1)
-        rows = problem.A.take(b).take_rows(k.unsqueeze(-1)).view(len(b), *problem.A.shape)
+        rows = problem.A.take(b).take_rows(k.unsqueeze(-1)).view(len(b), *problem.weights)
         mu = proof.pulled[b], total[b], proof.error[b]
         inactive[b, k] = _least_value(rows, *mu, proof.upper[b] * (1 + proof.gap[b]), norm) > 1
     return active, inactive
@@ -236,21 +194,17 @@ def _least_value(
 ) -> Tensor:
     """The largest t total - upper ||t s - a||_* over a grid of t, less its rounding, (K,)."""
     best = torch.full_like(total, -math.inf)
-    rounding = norm.rounding(*a.shape[1:])
-    size = norm.dual(a)
+    lost, dims = rounding(norm, tuple(a.shape[1:])), _dims(a)
+    size, length = norm.dual_norm(a, dims), norm.dual_norm(s, dims)
     for exponent in range(-2, 27):
-        t = size * 10 ** (exponent / 2) / norm.dual(s)
-        first, second = t * total, upper * norm.dual(t[:, None, None] * s - a)
-        lost = upper * (t * error + rounding * size) + rounding * (first + second)
-        best = torch.maximum(best, first - second - lost)
+        t = size * 10 ** (exponent / 2) / length
+        first = t * total
+        second = upper * norm.dual_norm(expand(t, s, dims) * s - a, dims)
+        error_now = upper * (t * error + lost * size) + lost * (first + second)
+        best = torch.maximum(best, first - second - error_now)
     return best
 
 
-def _lp(x: Tensor, p: float) -> Tensor:
-    """`lp_norm` of (B, a, c), for p = inf too, and without what autograd costs."""
-    size = x.abs()
-    largest = size.amax((-2, -1))
-    if p == math.inf:
-        return largest
-    scale = largest.where(largest > 0, 1.0)
-    return scale * power(size / scale[:, None, None], p).sum((-2, -1)) ** (1 / p)
+def _dims(x: Tensor) -> tuple[int, ...]:
+    """The dimensions of one problem's weights in a batch of them."""
+    return tuple(range(1, x.dim()))

@@ -36,8 +36,8 @@ class Constraints:
     rest: Callable[[Tensor], Tensor] | None = None
 
     def pull(self, lam: Tensor) -> Tensor:
-        """A' lam as matrices (B, a, c) like the weights; c = 1 for a plain SVM."""
-        return self.A.adjoint(lam).view(self.A.batch, *self.A.shape)
+        """A' lam in the shape of the weights, (B, ...)."""
+        return self.A.adjoint(lam).view(self.A.batch, *self.weights)
 
     def spread(self, lam: Tensor) -> Tensor:
         """(B, m) values of the rows -> the shape of the data; 0 where there is no row."""

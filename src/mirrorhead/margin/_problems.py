@@ -1,4 +1,4 @@
-"""The margin problems of the paper, lp-AttSVM and lp-SVM, and their certified solutions."""
+"""Margin problems, the paper's lp-AttSVM and lp-SVM among them, and their certified solutions."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mirrorhead._checks import is_number
-from mirrorhead.geometry._powers import check_exponent
-from mirrorhead.margin._certificate import FARKAS, Norm, certify, support_excess
+from mirrorhead._checks import as_floats, as_tensor, is_number
+from mirrorhead.geometry import Norm, PNorm
+from mirrorhead.margin._certificate import FARKAS, certify, support_excess
 from mirrorhead.margin._constraints import Constraints, attention_constraints, svm_constraints
-from mirrorhead.margin._interior_point import SolverResult, solve
-from mirrorhead.margin._other_norms import solve_nuclear, solve_polyhedral
+from mirrorhead.margin._interior_point import SolverResult
 from mirrorhead.margin._rounding import round_together
+from mirrorhead.margin._solvers import Choice, Task, choose
 
 # Numbers recomputed from the same W, dual and data differ by less than this, relatively.
 ROUNDED = 1e-11
@@ -92,6 +92,7 @@ class MarginSolution:
         in the sum of dual exceeds the relative slack. At a degenerate vertex, where both are 0,
         this is decided by rounding; `locally_optimal` says "cannot tell" there.
     iterations, inner_iterations: (...), Newton steps and conjugate-gradient steps.
+    geometry: the norm that is minimised; for a `PNorm`, `p` is its exponent.
     """
 
     W: Tensor
@@ -101,10 +102,18 @@ class MarginSolution:
     support: Tensor
     iterations: Tensor
     inner_iterations: Tensor
-    p: float
+    geometry: Norm
     tol: float
-    kind: Norm
     codes: Tensor  # (...), values of `Status`
+
+    @property
+    def p(self) -> float:
+        """The exponent of a `PNorm`."""
+        if not isinstance(self.geometry, PNorm):
+            raise AttributeError(
+                f"this solution is of {self.geometry!r} and has no p: use its geometry"
+            )
+        return self.geometry.p
 
     @property
     def v(self) -> Tensor:
@@ -143,7 +152,7 @@ class MarginSolution:
         lam = problem.collect(self.dual)
         W = self.W.reshape(problem.A.batch, problem.A.columns)
         known = W.isfinite().all(-1)  # elsewhere no W was found
-        proof = certify(problem, W.nan_to_num(), lam, self.kind, self.tol)
+        proof = certify(problem, W.nan_to_num(), lam, self.geometry, self.tol)
         excess = support_excess(problem, lam, proof)
         claimed = problem.collect(self.support) > 0
         gap = proof.gap_as_is()
@@ -169,7 +178,7 @@ class MarginSolution:
         return Check(*(x.reshape(self.norm.shape) for x in found))
 
     def __repr__(self) -> str:
-        norm = "nuclear norm" if self.kind.nuclear else f"p={self.p:g}"
+        norm = f"p={self.p:g}" if isinstance(self.geometry, PNorm) else repr(self.geometry)
         shape = "x".join(map(str, self.W.shape))
         if self.codes.dim() == 0:
             return (
@@ -186,30 +195,31 @@ def attention_svm(
     X: Tensor,
     z: Tensor,
     tokens: Tensor,
-    p: float = 2,
+    p: float | Norm = 2,
     tol: float = 1e-9,
     *,
-    norm: Literal["lp", "nuclear"] = "lp",
     mask: Tensor | None = None,
     start: MarginSolution | None = None,
 ) -> MarginSolution:
     r"""Compute the weights of smallest norm that prefer the given tokens with margin 1.
 
-        min ||W||_p   subject to   (x_i,sel - x_it)' W z_i >= 1   for all t != sel = tokens_i
+        min ||W||   subject to   (x_i,sel - x_it)' W z_i >= 1   for all t != sel = tokens_i
 
     Args:
         X: (..., n, T, d) tokens; leading dimensions are separate problems, solved together.
         z: (..., n, d) queries; or of another width c, and W is then (..., d, c).
         tokens: (..., n) integers, the selected token of each sample.
-        p: from 1 to inf. The interior point method is known to finish between 1.02 and 100;
-            1 and inf are linear programs, solved by HiGHS, and may have several solutions.
+        p: a norm, `PNorm`, `Schatten` or `Grouped`; a number stands for `PNorm`. The interior
+            point method is known to finish for exponents between 1.02 and 100. `PNorm(1)` and
+            `PNorm(inf)` are linear programs, solved by HiGHS, and may have several solutions.
+            `Schatten(1)`, the nuclear norm, is the limit of training W = K Q' with p = 2
+            (examples/key_query.py).
         tol: the relative gap between ||W|| and a lower bound on it, within (0, 1). For p > 2
             W itself is less accurate: use 1e-12 if you need W.
-        norm: "nuclear" minimises the sum of singular values instead, the limit of training
-            W = K Q' with p = 2 (examples/key_query.py); p must be 2, and `start` is not used.
         mask: (..., n, T) bool, False on padding, for sequences of different length. Padding may
             hold anything, even NaN.
         start: a solution of a similar problem of the same shape (another p, a few other tokens).
+            Only p-norms with 1 < p < inf use it.
 
     Returns a `MarginSolution`; look at its `status`. Data are promoted to float64. A sample
     with one token has no constraint; without any constraint W = 0 is optimal.
@@ -225,18 +235,14 @@ def attention_svm(
     >>> bool(solution.check(X, z, torch.tensor([0])))
     True
     """
-    p = check_exponent(p)
-    if norm not in ("lp", "nuclear"):
-        raise ValueError(f"norm must be 'lp' or 'nuclear', got {norm!r}")
-    if norm == "nuclear" and p != 2:
-        raise ValueError(f"norm='nuclear' goes with p=2, got p={p!r}")
-    return _solve(attention_constraints(X, z, tokens, mask), p, tol, norm == "nuclear", start)
+    choice = choose(p, "p")
+    return _solve(attention_constraints(X, z, tokens, mask), choice, tol, start)
 
 
 def svm(
     features: Tensor,
     labels: Tensor,
-    p: float = 2,
+    p: float | Norm = 2,
     tol: float = 1e-9,
     *,
     start: MarginSolution | None = None,
@@ -250,13 +256,42 @@ def svm(
     >>> solution.status, solution.v.round(decimals=6)
     ('optimal', tensor([0.5000, 0.2500], dtype=torch.float64))
     """
-    p = check_exponent(p)
-    return _solve(svm_constraints(features, labels), p, tol, False, start)
+    choice = choose(p, "p")
+    return _solve(svm_constraints(features, labels), choice, tol, start)
+
+
+def multiclass_svm(
+    features: Tensor, labels: Tensor, norm: float | Norm = 2, tol: float = 1e-9
+) -> MarginSolution:
+    r"""Compute the matrix of smallest norm that gives each sample its class with margin 1.
+
+        min ||W||   subject to   (W x_i)_label - (W x_i)_k >= 1   for all other classes k
+
+    features: (..., n, d); labels: (..., n) integers, the classes 0, 1, ... This is `attention_svm`
+    with the features as queries and the rows of the identity as tokens: `solution.W` is
+    (..., classes, d), and `solution.check(tokens, features, labels)` takes
+    `tokens = torch.eye(classes).expand(n, -1, -1)`.
+
+    >>> features = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0]])
+    >>> multiclass_svm(features, torch.tensor([0, 1, 2])).status
+    'optimal'
+    """
+    choice, features = choose(norm, "norm"), as_floats("features", features)
+    labels = as_tensor("labels", labels, features)
+    if features.dim() < 2 or labels.shape != features.shape[:-1] or not labels.numel():
+        given = tuple(features.shape), tuple(labels.shape)
+        raise ValueError(f"features must be (..., n, d) and labels (..., n), got {given}")
+    if labels.is_floating_point() or labels.dtype == torch.bool or bool((labels < 0).any()):
+        raise ValueError(f"labels must be integers from 0, got {labels.dtype}, {labels.min()}")
+    tokens = torch.eye(int(labels.max()) + 1).to(features).expand(*features.shape[:-1], -1, -1)
+    return _solve(attention_constraints(tokens, features, labels), choice, tol, None)
 
 
 def _solve(
-    problem: Constraints, p: float, tol: float, nuclear: bool, start: MarginSolution | None
+    problem: Constraints, choice: Choice, tol: float, start: MarginSolution | None
 ) -> MarginSolution:
+    norm = choice.norm
+    norm.check(problem.weights, "W")
     if not (is_number(tol) and 0 < tol < 1):
         raise ValueError(f"tol must be a number between 0 and 1, got {tol!r}")
     tol = float(tol)
@@ -276,17 +311,12 @@ def _solve(
         # Scale the rows to norm 1 and the right-hand side to maximum 1.
         padding = norms == math.inf
         A, b = A.unit_rows(), (norms.amin(-1, keepdim=True) / norms).where(~padding, -1.0)
+        near = None if near is None else (near[0], near[1] * norms.where(~padding, 0.0))
         # Half of tol: rounding must not raise the gap recomputed from the data above tol.
-        if nuclear:
-            found = solve_nuclear(A, b, 0.5 * tol)
-        elif p in (1, math.inf):
-            found = solve_polyhedral(A, b, p)
-        else:
-            near = None if near is None else (near[0], near[1] * norms.where(~padding, 0.0))
-            found = solve(A, b, p, 0.5 * tol, near)
+        found = choice.solve(A, b, Task(norm, problem.weights, 0.5 * tol, near))
         for whole, part in zip(result, found._replace(lam=found.lam / norms), strict=True):
             whole[todo] = part
-    return _conclude(problem, result, tol, Norm(p, nuclear))
+    return _conclude(problem, result, tol, norm)
 
 
 def _conclude(problem: Constraints, result: SolverResult, tol: float, norm: Norm) -> MarginSolution:
@@ -296,7 +326,9 @@ def _conclude(problem: Constraints, result: SolverResult, tol: float, norm: Norm
     margin = torch.where(problem.live, problem.A.apply(W), math.inf).amin(-1)
     found = (margin > 0) & ~free
     # Feasible: A' lam gets norm 1, that is, the sum is the lower bound. Infeasible: sum 1.
-    total = torch.where(result.infeasible, dual.sum(-1), norm.dual(problem.pull(dual)))
+    pulled = problem.pull(dual)
+    dual_norm = norm.dual_norm(pulled, tuple(range(1, pulled.dim())))
+    total = torch.where(result.infeasible, dual.sum(-1), dual_norm)
     W, dual = _scaled(W, margin.where(found, math.inf)), _scaled(dual, total)
     proof = certify(problem, W, dual, norm, tol)  # of exactly what is returned
     if bool((found & ((proof.margin - 1).abs() > ROUNDED)).any()):  # float64 was not enough
@@ -305,7 +337,7 @@ def _conclude(problem: Constraints, result: SolverResult, tol: float, norm: Norm
         W, dual = _scaled(W, margin), _scaled(dual, total)
         proof = certify(problem, W, dual, norm, tol)
     rounded = (proof.gap > tol) & (proof.gap < ROUNDING_GAP) & (proof.wobble > 0.01 * proof.gap)
-    if bool(rounded.any()) and not norm.nuclear:
+    if isinstance(norm, PNorm) and bool(rounded.any()):
         together = dual.clone()
         for k in rounded.nonzero().squeeze(-1).tolist():
             together[k] = round_together(problem, k, W[k], dual[k], norm)
@@ -328,9 +360,8 @@ def _conclude(problem: Constraints, result: SolverResult, tol: float, norm: Norm
         support=problem.spread(support.to(dual.dtype)).bool(),
         iterations=result.iterations.reshape(lead),
         inner_iterations=result.inner.reshape(lead),
-        p=norm.p,
+        geometry=norm,
         tol=tol,
-        kind=norm,
         codes=codes.reshape(lead),
     )
 

@@ -11,16 +11,16 @@ import math
 import torch
 from torch import Tensor
 
+from mirrorhead.geometry import PNorm
 from mirrorhead.margin import _doubled as doubled
-from mirrorhead.margin._certificate import Norm
 from mirrorhead.margin._constraints import Constraints
 
 MOST_ENTRIES = 1_000_000  # of the rows with a positive multiplier
 
 
-def round_together(problem: Constraints, k: int, W: Tensor, dual: Tensor, norm: Norm) -> Tensor:
+def round_together(problem: Constraints, k: int, W: Tensor, dual: Tensor, norm: PNorm) -> Tensor:
     """The multipliers (m,) of problem k, corrected and rounded to match the weights W (N,)."""
-    p, size = norm.p, W.abs() / norm.value(W.view(1, -1, 1))
+    p, size = norm.p, W.abs() / norm.norm(W)
     if p == 1:  # A' dual = sign(W) where W is not 0
         columns, goal = size > 0, torch.sign(W)
     elif p == math.inf:  # A' dual = 0 where |W| is not the largest

@@ -257,11 +257,12 @@ def divergence_to(
     if not fits:
         given = tuple(target.shape)
         raise ValueError(f"solution must have a {name} of shape {shape} like the path, got {given}")
-    return direction_divergence(solution.p if geometry is None else geometry, target, path, dims)
+    own = solution.geometry if geometry is None else geometry
+    return direction_divergence(own, target, path, dims)
 
 
 def direction_divergence(
-    geometry: float | Potential, target: Tensor, path: Tensor, dims: int
+    geometry: float | Norm | Potential, target: Tensor, path: Tensor, dims: int
 ) -> Tensor:
     """D(target, path) of the directions over the last dims; NaN where one is zero or NaN."""
     along = tuple(range(-dims, 0))

@@ -1,0 +1,82 @@
+"""Which solver takes which norm. A norm without one is refused before any work."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor
+
+from mirrorhead.geometry import Grouped, Norm, PNorm, Schatten, as_norm
+from mirrorhead.margin._constraints import ConstraintMatrix
+from mirrorhead.margin._group_limits import solve_group_limit
+from mirrorhead.margin._interior_point import SolverResult, solve
+from mirrorhead.margin._newton_step import Start
+from mirrorhead.margin._nuclear import solve_nuclear
+from mirrorhead.margin._other_norms import solve_polyhedral
+from mirrorhead.margin._smooth_norms import solve_smooth
+from mirrorhead.margin._spectral import solve_spectral
+
+
+class Task(NamedTuple):
+    """What is asked of a solver, beside the constraints."""
+
+    norm: Norm
+    weights: tuple[int, ...]  # the shape of one problem's weights
+    tol: float
+    start: Start = None  # w and lam of a similar problem
+
+
+Solve = Callable[[ConstraintMatrix, Tensor, Task], SolverResult]
+
+
+class Solver(NamedTuple):
+    """A solver and the norms that it declares: a class and its exponents."""
+
+    kind: type[PNorm] | type[Schatten] | type[Grouped]
+    takes: Callable[[float], bool]
+    solve: Solve
+
+
+def _smooth(p: float) -> bool:
+    return 1 < p < math.inf
+
+
+def _limits(p: float) -> bool:
+    return p in (1, math.inf)
+
+
+SOLVERS = (
+    Solver(PNorm, _smooth, lambda A, b, to: solve(A, b, to.norm.p, to.tol, to.start)),
+    Solver(PNorm, _limits, lambda A, b, to: solve_polyhedral(A, b, to.norm.p)),
+    Solver(Schatten, lambda p: p == 1, lambda A, b, to: solve_nuclear(A, b, to.tol)),
+    Solver(Schatten, _smooth, lambda A, b, to: solve_smooth(A, b, to.norm, to.weights, to.tol)),
+    Solver(Schatten, lambda p: p == math.inf, lambda A, b, to: solve_spectral(A, b, to.tol)),
+    Solver(Grouped, _smooth, lambda A, b, to: solve_smooth(A, b, to.norm, to.weights, to.tol)),
+    Solver(
+        Grouped,
+        _limits,
+        lambda A, b, to: solve_group_limit(A, b, to.norm, to.weights, to.tol),
+    ),
+)
+
+
+class Choice(NamedTuple):
+    """A norm and its solver."""
+
+    norm: Norm
+    solve: Solve
+
+
+def choose(norm: float | Norm, name: str) -> Choice:
+    """Return a norm and its solver, or an error that says which norms have one."""
+    norm = as_norm(norm, name)
+    for solver in SOLVERS:
+        # A class derived from one of these may be another norm.
+        if type(norm) is solver.kind and solver.takes(norm.p):
+            return Choice(norm, solver.solve)
+    raise ValueError(
+        f"{name} must be a norm that has a solver, got {norm!r}. Solvers know PNorm(p),"
+        " Schatten(p) and Grouped(p) with 1 <= p <= inf"
+    )
