@@ -142,7 +142,7 @@ def test_what_the_certificate_decides_is_so(p):
         for k in range(every.shape[1]):  # one row at a time, so that none hides another
             asked = torch.zeros_like(every)
             asked[:, k] = True
-            found = active_constraints(problem, w, lam, rough.kind, asked)
+            found = active_constraints(problem, w, lam, rough.geometry, asked)
             active, inactive = active | found[0], inactive | found[1]
         assert (exact[inactive] > 0).all()
         assert (exact[active] < tol**0.5).all()
