@@ -6,6 +6,7 @@ name, see `dataset`; `find` also takes a file of your own and a module of your o
 
 from pathlib import Path
 
+from mirrorhead_lab.datasets import kim as kim  # says where its files are published
 from mirrorhead_lab.datasets.batches import Examples as Examples
 from mirrorhead_lab.datasets.batches import epoch_batches as epoch_batches
 from mirrorhead_lab.datasets.batches import even_batches as even_batches
