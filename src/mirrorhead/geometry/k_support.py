@@ -60,7 +60,7 @@ class KSupport(Norm, Potential):
         return self
 
     def count(self, entries: int) -> int:
-        """Return k for weights with so many entries, at least 1 and at most all."""
+        """Return k for weights with this number of entries: at least 1, at most all."""
         k = self.k if self.share is None else round(self.share * entries)
         assert k is not None
         return min(max(k, 1), entries)

@@ -78,7 +78,7 @@ def _product(x: Pair, y: Pair) -> Pair:
 
 
 def _error(terms: int) -> float:
-    """The relative error of a product in slices of sums of so many terms."""
+    """The relative error of a product in slices, for sums of this number of terms."""
     return 4 * (SLICES + 3) * terms * 2.0 ** (-SLICES * _bits(terms))
 
 

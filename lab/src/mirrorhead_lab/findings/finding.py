@@ -82,7 +82,7 @@ class Part:
 
 
 def first_sentence(text: str, words: int = 30) -> str:
-    """Return the first sentence of a text, cut at a comma or after so many words if it is longer.
+    """Return the first sentence of a text; a longer one is cut at a comma, or after `words` words.
 
     >>> first_sentence("D is 2.4e-3 at p. The next is longer.")
     'D is 2.4e-3 at p.'
