@@ -26,7 +26,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "message"),
     [
         ("--only figure-99", "there is no experiment 'figure-99'; there are example-1"),
-        ("--only json", "json is not an experiment: it has no EXPERIMENT"),
+        ("--only json", "json has no EXPERIMENT = Experiment"),
         ("--only toy_experiment --trials 0", "--trials must be at least 1, got 0"),
         ("--only example-1 --trials 0", "--trials must be at least 1, got 0"),
         ("--only example-1,", "--only has an empty name"),

@@ -100,7 +100,7 @@ def test_settings_are_checked_and_survive_json() -> None:
 
 
 def test_what_is_not_an_experiment() -> None:
-    with pytest.raises(TypeError, match="json is not an experiment: it has no EXPERIMENT"):
+    with pytest.raises(TypeError, match="json has no EXPERIMENT = Experiment"):
         load("json")
     with pytest.raises(TypeError, match="toy: chunk must be at least 1, got 0"):
         replace(TOY, chunk=0)

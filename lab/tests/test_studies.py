@@ -193,7 +193,7 @@ def test_the_command_runs_a_study_from_outside_the_package(
         (["toy_study", "--backend", "dask"], "--backend dask needs --address"),
         (["toy_study", "--address", "tcp://host:1"], "--address goes with --backend dask"),
         (["imdbb"], "there is no study 'imdbb'; there are "),
-        (["json"], "json is not a study: it has no STUDY"),
+        (["json"], "json has no STUDY = Study"),
     ],
 )
 def test_wrong_use_is_named(

@@ -6,8 +6,9 @@ of its name, which is imported when it is asked for, so that a list of them is c
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from mirrorhead_lab.runtime.extensions import load_object
 
 if TYPE_CHECKING:
     from mirrorhead_lab.experiments.experiment import Experiment
@@ -28,16 +29,7 @@ def load(name: str) -> Experiment[Any]:
     """
     from mirrorhead_lab.experiments.experiment import Experiment
 
-    module = f"{__name__}.{name.replace('-', '_')}" if name in NAMES else name
-    unknown = ValueError(f"there is no experiment {name!r}; there are {', '.join(NAMES)}")
-    if not module or module.startswith("."):
-        raise unknown
-    try:
-        found = getattr(import_module(module), "EXPERIMENT", None)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module is there, something that it imports is not
-        raise unknown from None
-    if not isinstance(found, Experiment):
-        raise TypeError(f"{module} is not an experiment: it has no EXPERIMENT = Experiment(...)")
+    found = load_object(name, __name__, NAMES, "EXPERIMENT", Experiment)
+    if found is None:
+        raise ValueError(f"there is no experiment {name!r}; there are {', '.join(NAMES)}")
     return found

@@ -6,9 +6,10 @@ results/<name>.jsonl.
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from mirrorhead_lab.runtime.extensions import load_object
 
 if TYPE_CHECKING:
     from mirrorhead_lab.findings.finding import Part
@@ -32,18 +33,9 @@ def load(name: str) -> Study[Any]:
     """
     from mirrorhead_lab.studies.study import Study
 
-    module = f"{__name__}.{name.replace('-', '_')}" if name in NAMES else name
-    unknown = ValueError(f"there is no study {name!r}; there are {', '.join(NAMES)}")
-    if not module or module.startswith("."):
-        raise unknown
-    try:
-        found = getattr(import_module(module), "STUDY", None)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module is there, something that it imports is not
-        raise unknown from None
-    if not isinstance(found, Study):
-        raise TypeError(f"{module} is not a study: it has no STUDY = Study(...)")
+    found = load_object(name, __name__, NAMES, "STUDY", Study)
+    if found is None:
+        raise ValueError(f"there is no study {name!r}; there are {', '.join(NAMES)}")
     return found
 
 
