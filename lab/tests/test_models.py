@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -55,6 +55,10 @@ def plain_norm(norm: Any, x: Tensor) -> Tensor:
     return out if norm.bias is None else out + norm.bias
 
 
+def plain_gelu(x: Tensor) -> Tensor:
+    return 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
+
+
 def plain_text(model: TextClassifier, ids: Tensor) -> tuple[Tensor, list[Tensor]]:
     """Padded to max_length, all rows of all blocks, an explicit softmax."""
     logits, maps = [], []
@@ -70,10 +74,15 @@ def plain_text(model: TextClassifier, ids: Tensor) -> tuple[Tensor, list[Tensor]
         for block in model.blocks:
             out, weights = plain_attention(block.attention, x, seen)
             x = plain_norm(block.norm1, x + out)
-            hidden = (x @ block.up.weight.T).clamp(min=0)
+            hidden = x @ block.up.weight.T
+            relu = model.settings.activation == "relu"
+            hidden = hidden.clamp(min=0) if relu else plain_gelu(hidden)
             x = plain_norm(block.norm2, x + hidden @ block.down.weight.T)
             found.append(weights)
-        logits.append(x[0] @ model.head.weight.T)
+        # One logit is that of the second class, against 0.
+        logits.append(
+            torch.cat([torch.zeros(2 - len(model.head.weight)), model.head.weight @ x[0]])
+        )
         maps.append(torch.stack(found))
     return torch.stack(logits), list(torch.stack(maps).unbind(1))
 
@@ -93,8 +102,7 @@ def plain_vit(model: ViT, pictures: Tensor) -> Tensor:
             seen = torch.ones(len(x), dtype=x.dtype)
             x = x + plain_attention(block.attention, plain_norm(block.norm1, x), seen)[0]
             h = plain_norm(block.norm2, x) @ block.up.weight.T + block.up.bias
-            h = 0.5 * h * (1 + torch.erf(h / math.sqrt(2)))
-            x = x + h @ block.down.weight.T + block.down.bias
+            x = x + plain_gelu(h) @ block.down.weight.T + block.down.bias
         logits.append(model.head.weight @ plain_norm(model.norm, x)[0] + model.head.bias)
     return torch.stack(logits)
 
@@ -113,7 +121,15 @@ def text_model(**changes: Any) -> TextClassifier:
 # --- exactness --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("changes", [{}, {"embedding_norm": True, "heads": 4}, {"layers": 1}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"embedding_norm": True, "heads": 4},
+        {"layers": 1},
+        {"activation": "relu", "one_logit": False},
+    ],
+)
 def test_text_classifier_is_the_plain_formula(changes: dict[str, Any]) -> None:
     model = text_model(**changes)
     ids = some_ids([17, 4, 9, 17])
@@ -155,6 +171,8 @@ def test_dropout_acts_in_training_alone() -> None:
     assert not torch.equal(model(ids), model(ids))
     model.eval()
     assert torch.equal(model(ids), model(ids))
+    only_embeddings = text_model(dropout=0.0, attention_dropout=0.0, embedding_dropout=0.5).train()
+    assert not torch.equal(only_embeddings(ids), only_embeddings(ids))
     quiet = text_model(dropout=0.0, attention_dropout=0.0).train()
     assert torch.equal(quiet(ids), quiet(ids))
     only_attention = text_model(dropout=0.0, attention_dropout=0.5).train()
@@ -168,7 +186,7 @@ def test_sizes_are_the_papers() -> None:
         count = sum(p.numel() for p in model.parameters())
         embeddings = (30_522 + 512) * 384
         block = 4 * 384**2 + 2 * 384 * 1_536 + 2 * 384
-        assert count == embeddings + size * block + 2 * 384
+        assert count == embeddings + size * block + 384  # one logit
         assert not [name for name, _ in model.named_parameters() if "bias" in name]
     with torch.device("meta"):
         vit = ViT(ViTSettings())
@@ -189,6 +207,7 @@ def test_attention_matrices_are_grouped() -> None:
         (lambda: TextSettings(layers=0), "layers must be at least 1, got 0"),
         (lambda: TextSettings(dropout=1.0), "dropout must be from 0 to below 1"),
         (lambda: TextSettings(embedding_std=0.0), "embedding_std must be positive"),
+        (lambda: TextSettings(activation=cast(Any, "tanh")), "one of gelu, relu, got 'tanh'"),
         (lambda: TextSettings.paper(5), "size must be 3, 4 or 6, got 5"),
         (lambda: ViTSettings(patch=5), "patch must divide side"),
         (lambda: ViTSettings(dropout=-0.1), "dropout must be"),

@@ -31,8 +31,8 @@ class Train:
     """
 
     task: Annotated[Positional[str], option("DATA")]
-    """What to train on: imdb, sst2, trec, subj, cr, cifar10; a file of one's own, .csv or .jsonl
-    with "text" and "label"; or a module of one's own."""
+    """What to train on: imdb, imdb-published (as the paper has it), sst2, trec, subj, cr, cifar10;
+    a file of one's own, .csv or .jsonl with "text" and "label"; or a module of one's own."""
     preset: Annotated[str, arg(help_behavior_hint="(default: laptop, or laptop-vit)")] = ""
     """laptop, laptop-to-the-end, paper-3, paper-4 or paper-6 for texts; laptop-vit or vit-paper for
     images."""

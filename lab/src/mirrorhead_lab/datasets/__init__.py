@@ -40,7 +40,7 @@ from mirrorhead_lab.datasets.texts import without as without
 from mirrorhead_lab.runtime.errors import DataError as DataError
 from mirrorhead_lab.runtime.extensions import load_object
 
-NAMES = ("imdb", "sst2", "trec", "subj", "cr", "cifar10")
+NAMES = ("imdb", "imdb-published", "sst2", "trec", "subj", "cr", "cifar10")
 
 
 def find(name: str) -> DataSet:

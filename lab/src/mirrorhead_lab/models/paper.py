@@ -2,10 +2,10 @@
 
 Text: post-norm blocks as in Vaswani et al. 2017, the last layer linear in the first token, [CLS].
 Sizes 3, 4 and 6 are the number of blocks and of heads in each. Width 384, hidden width 1536,
-dropout .2 and "no biases" are the authors' settings; positions are learned. The authors' code has
-GELU instead of ReLU, no dropout after the embeddings, and one logit. `TextClassifier`
-computes the same numbers as the plain formula, but nothing that is not used: batches are
-padded to their own longest text, and the last block has a row for [CLS] alone.
+dropout .2, "no biases", GELU, no dropout after the embeddings and one logit are what the authors'
+code has; positions are learned. `TextClassifier` computes the same numbers as the plain formula,
+but nothing that is not used: batches are padded to their own longest text, and the last block has
+a row for [CLS] alone.
 
 Pictures: pre-norm blocks, read out at a class token. Pictures are resized to 48 x 48 and cut into
 patches of 4 x 4, 144 tokens; width 512, 6 blocks of 8 heads, hidden width 512, dropout .1. The last
@@ -15,12 +15,15 @@ block has one row as well.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mirrorhead_lab.models.self_attention import Dropout, SelfAttention
+
+_ACTIVATIONS = {"gelu": F.gelu, "relu": torch.relu_}
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,11 @@ class TextSettings:
     hidden: int = 1_536
     layers: int = 3
     heads: int = 3
-    dropout: float = 0.2  # of embeddings and of what each half of a block adds
+    dropout: float = 0.2  # of what each half of a block adds
     attention_dropout: float = 0.2
+    embedding_dropout: float = 0.0
+    activation: Literal["gelu", "relu"] = "gelu"
+    one_logit: bool = True  # of two classes: that of the first is 0
     embedding_norm: bool = False  # LayerNorm before the first block
     embedding_std: float = 1.0  # of the first embeddings, normal
     classes: int = 2
@@ -43,9 +49,12 @@ class TextSettings:
         for name in ("vocabulary", "max_length", "dim", "hidden", "layers", "heads", "classes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("dropout", "attention_dropout"):
+        for name in ("dropout", "attention_dropout", "embedding_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be from 0 to below 1, got {getattr(self, name)}")
+        if self.activation not in _ACTIVATIONS:
+            allowed = ", ".join(_ACTIVATIONS)
+            raise ValueError(f"activation must be one of {allowed}, got {self.activation!r}")
         if not self.embedding_std > 0:
             raise ValueError(f"embedding_std must be positive, got {self.embedding_std}")
 
@@ -66,13 +75,16 @@ class TextSettings:
             layers=1,
             heads=4,
             attention_dropout=0.0,
+            embedding_dropout=0.2,
+            activation="relu",
+            one_logit=False,
             embedding_norm=True,
             embedding_std=0.005,  # larger ones make p = 1.1 rest for an epoch
         )
 
 
 class TextBlock(nn.Module):
-    """x <- norm(x + attention(x)), x <- norm(x + W2 relu(W1 x)), for the first `rows` tokens."""
+    """x <- norm(x + attention(x)), x <- norm(x + W2 a(W1 x)), for the first `rows` tokens."""
 
     def __init__(self, settings: TextSettings) -> None:
         super().__init__()
@@ -83,10 +95,11 @@ class TextBlock(nn.Module):
         self.down = nn.Linear(settings.hidden, dim, bias=False)
         self.norm2 = nn.LayerNorm(dim, bias=False)
         self.drop = Dropout(settings.dropout)
+        self.activation = _ACTIVATIONS[settings.activation]
 
     def forward(self, x: Tensor, mask: Tensor, rows: int | None = None) -> Tensor:
         x = self.norm1(x[:, :rows] + self.drop(self.attention(x, mask, rows)))
-        return self.norm2(x + self.drop(self.down(self.up(x).relu_())))
+        return self.norm2(x + self.drop(self.down(self.activation(self.up(x)))))
 
 
 class TextClassifier(nn.Module):
@@ -104,9 +117,12 @@ class TextClassifier(nn.Module):
         self.positions = nn.Embedding(settings.max_length, settings.dim)
         norm = settings.embedding_norm
         self.norm = nn.LayerNorm(settings.dim, bias=False) if norm else nn.Identity()
-        self.drop = Dropout(settings.dropout)
+        self.drop = Dropout(settings.embedding_dropout)
         self.blocks = nn.ModuleList(TextBlock(settings) for _ in range(settings.layers))
-        self.head = nn.Linear(settings.dim, settings.classes, bias=False)
+        # With more classes than two there is no such thing as one logit.
+        self.one_logit = settings.one_logit and settings.classes == 2
+        logits = 1 if self.one_logit else settings.classes
+        self.head = nn.Linear(settings.dim, logits, bias=False)
         for embedding in (self.tokens, self.positions):
             nn.init.normal_(embedding.weight, std=settings.embedding_std)
         #: True computes all rows of the last block too: to look at them, as nothing uses them.
@@ -123,7 +139,8 @@ class TextClassifier(nn.Module):
         last = len(self.blocks) - 1
         for i, block in enumerate(self.blocks):
             x = block(x, mask, rows=1 if i == last and not self.every_row else None)
-        return self.head(x[:, 0])
+        logits = self.head(x[:, 0])
+        return F.pad(logits, (1, 0)) if self.one_logit else logits
 
 
 @dataclass(frozen=True)
