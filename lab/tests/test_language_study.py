@@ -73,7 +73,7 @@ def test_training_is_the_plain_loop(corpus: Corpus) -> None:
     trained = train(corpus, settings, Method(), 1e-2, seed=3)
     torch.manual_seed(3)
     model = GPT(settings.model)
-    optimizer, rng = Method().optimizer(model, 1e-2), np.random.default_rng(3)
+    (optimizer,), rng = Method()(model, 1e-2), np.random.default_rng(3)
     for step in range(20):
         factor = (step + 1) / 2 if step < 2 else 0.55 + 0.45 * math.cos(math.pi * (step - 1) / 18)
         for group in optimizer.param_groups:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -109,10 +109,14 @@ def load(task: str, data: Path | None) -> Corpus:
 
 
 def run(
-    trial: Trial, corpus: Corpus, folder: Path, settings: LanguageSettings = SETTINGS
+    trial: Trial,
+    corpus: Corpus,
+    folder: Path,
+    settings: LanguageSettings = SETTINGS,
+    methods: Mapping[str, Method] = METHODS,
 ) -> Losses:
     """Train one model and measure it; the final runs of the tuning seed take tuning's model."""
-    model, curve = _trained(trial, corpus, folder, settings)
+    model, curve = _trained(trial, corpus, folder, settings, methods[trial.method].how)
     validation = loss_of(model, corpus.validation)
     whole = len(curve) == settings.steps // settings.record_every
     if not whole or not math.isfinite(validation):
@@ -138,7 +142,11 @@ def run(
 
 
 def _trained(
-    trial: Trial, corpus: Corpus, folder: Path, settings: LanguageSettings
+    trial: Trial,
+    corpus: Corpus,
+    folder: Path,
+    settings: LanguageSettings,
+    how: training.Optimizers,
 ) -> tuple[GPT, tuple[float, ...]]:
     """Return the model and its curve: as tuning kept them, or trained now."""
     kept = folder / "model.pt"
@@ -147,7 +155,6 @@ def _trained(
         model = GPT(settings.model)
         model.load_state_dict(state["model"])
         return model, tuple(state["curve"])
-    how = METHODS[trial.method].how
     found = training.train(corpus, settings, how, trial.setting["lr"], trial.seed)
     if not trial.final:
         buffer = io.BytesIO()

@@ -9,7 +9,7 @@ the steps between two validations.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,14 +60,18 @@ class Method:
     weight_decay: float = 0.0
     knee: float | None = 1.0
 
-    def optimizer(self, model: nn.Module, lr: float) -> Optimizer:
+    def __call__(self, model: nn.Module, lr: float) -> list[Optimizer]:
         """Return the optimizer of all the model's parameters."""
         if self.p is not None:
-            return MirrorAdam(model.parameters(), lr, self.p, knee=self.knee)
+            return [MirrorAdam(model.parameters(), lr, self.p, knee=self.knee)]
         matrices = [param for param in model.parameters() if param.ndim >= 2]
         others = [param for param in model.parameters() if param.ndim < 2]
         decayed = {"params": matrices, "weight_decay": self.weight_decay}
-        return AdamW([decayed, {"params": others, "weight_decay": 0.0}], lr, fused=True)
+        return [AdamW([decayed, {"params": others, "weight_decay": 0.0}], lr, fused=True)]
+
+
+#: What makes the optimizers of a model, given the learning rate: a `Method`, or a function.
+Optimizers = Callable[[nn.Module, float], Sequence[Optimizer]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,18 +135,18 @@ class Trained:
 def train(
     corpus: Corpus,
     settings: LanguageSettings,
-    method: Method,
+    method: Optimizers,
     lr: float,
     seed: int,
     after_step: Callable[[int, Any, Optimizer], None] | None = None,
 ) -> Trained:
     """Train one model; weights and batches depend on the seed alone, not on the method.
 
-    The curve of a run that diverges ends there.
+    The curve of a run that diverges ends there. `after_step` gets the first optimizer.
     """
     torch.manual_seed(seed)
     task = LanguageModelling(corpus, settings, method, lr, seed)
-    (optimizer,) = task.optimizers
+    optimizer = task.optimizers[0]
     after = None if after_step is None else lambda step: after_step(step, task.model, optimizer)
     loop = Loop(task, after_step=after)
     with suppress(Diverged):
@@ -156,10 +160,10 @@ class LanguageModelling(Task[GPT]):
     """The next character, at windows of the text that the seed draws."""
 
     def __init__(
-        self, corpus: Corpus, settings: LanguageSettings, method: Method, lr: float, seed: int
+        self, corpus: Corpus, settings: LanguageSettings, method: Optimizers, lr: float, seed: int
     ) -> None:
         self.model, self.corpus, self.every = GPT(settings.model), corpus, settings.record_every
-        self.optimizers = [method.optimizer(self.model, lr)]
+        self.optimizers = method(self.model, lr)
         self.steps, self.seed, self.clip = settings.steps, seed, 1.0
         self.epochs = math.ceil(settings.steps / self.every)
         self.schedule = Schedule("cosine", warmup=0.1, end=0.1)
