@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -16,61 +15,49 @@ EXPERIMENT = """
 from helper_of_mine import half
 
 def run(settings):
-    return half(settings)
+    return {what}
 
 def draw(result):
-    return "a figure"
+    return "{figure}"
 """
 
 
-@pytest.fixture
-def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "helper_of_mine.py").write_text("def half(x):\n    return x / 2\n")
-    (tmp_path / "experiment_of_mine.py").write_text(EXPERIMENT)
+@pytest.mark.parametrize(
+    ("what", "figure", "factor", "changed"),
+    [
+        ("half(settings)", "another figure, drawn well", 2, set()),
+        ("half(half(settings))", "a figure", 2, {"experiment_of_mine.py"}),
+        ("half(settings)", "a figure", 3, {"helper_of_mine.py"}),
+    ],
+)
+def test_an_edit_changes_the_part_it_belongs_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    what: str, figure: str, factor: int, changed: set[str],
+) -> None:  # fmt: skip
     monkeypatch.syspath_prepend(tmp_path)
-    return tmp_path
 
+    def written(what: str, figure: str, factor: int) -> dict[str, str]:
+        """The fingerprint of these modules as a new process sees it."""
+        (tmp_path / "helper_of_mine.py").write_text(f"def half(x):\n    return x / {factor}\n")
+        text = EXPERIMENT.format(what=what, figure=figure)
+        (tmp_path / "experiment_of_mine.py").write_text(text)
+        fingerprints._read.cache_clear()
+        module = importlib.reload(importlib.import_module("experiment_of_mine"))
+        return code_of(module.run, ("draw",))
 
-def fresh() -> dict[str, str]:
-    """The fingerprint of the module as a new process sees it."""
-    for cached in (fingerprints._hash, fingerprints._imports, fingerprints._file):
-        cached.cache_clear()
-    module: ModuleType = importlib.reload(importlib.import_module("experiment_of_mine"))
-    return code_of(module.run, ("draw",))
-
-
-def test_an_edit_changes_the_part_it_belongs_to(mine: Path) -> None:
-    before = fresh()
-    assert before.keys() == {"experiment_of_mine", "helper_of_mine"}
-    path = mine / "experiment_of_mine.py"
-    path.write_text(EXPERIMENT.replace("a figure", "another figure, drawn well"))
-    assert fresh() == before
-    path.write_text(EXPERIMENT.replace("half(settings)", "half(half(settings))"))
-    after = fresh()
-    assert after["helper_of_mine"] == before["helper_of_mine"]
-    assert after["experiment_of_mine"] != before["experiment_of_mine"]
-    path.write_text(EXPERIMENT)
-    (mine / "helper_of_mine.py").write_text("def half(x):\n    return x / 3\n")
-    after = fresh()
-    assert after["helper_of_mine"] != before["helper_of_mine"]
-    assert after["experiment_of_mine"] == before["experiment_of_mine"]
+    before, after = written("half(settings)", "a figure", 2), written(what, figure, factor)
+    assert before.keys() == after.keys() == {"experiment_of_mine.py", "helper_of_mine.py"}
+    assert {name for name in before if before[name] != after[name]} == changed
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_experiment_depends_on_the_library_and_on_its_folder(name: str) -> None:
     experiment = load(name)
     found = code_of(experiment.run)
-    assert experiment.module in found and "mirrorhead.problem" in found
-    assert not any(key.startswith("mirrorhead.optim") for key in found)
-    for key in found:
-        in_lab = key.startswith("mirrorhead_lab")
-        assert not in_lab or key.startswith("mirrorhead_lab.experiments."), key
-
-
-def test_figure_4_depends_on_its_c_kernels() -> None:
-    found = code_of(load("figure-4").run)
-    assert {"native/margin.c", "native/descent.c", "native/native.h"} <= found.keys()
-    assert {"mirrorhead.margin._interior_point", "mirrorhead.paths.descent"} <= found.keys()
+    own = {f"{experiment.module.split('.')[-1]}.py", "experiment.py"}
+    assert own | {"mirrorhead/problem.py", "mirrorhead/native/descent.c"} <= found.keys()
+    assert {"mirrorhead/margin/_interior_point.py", "mirrorhead/native/native.h"} <= found.keys()
+    assert not any(key.startswith("mirrorhead/optim") for key in found)
 
 
 @pytest.mark.parametrize(
@@ -83,9 +70,8 @@ def test_public_names_lead_to_their_modules(
     (tmp_path / f"{name}.py").write_text(f"{line}\n\ndef run(p):\n    return p\n")
     monkeypatch.syspath_prepend(tmp_path)
     found = code_of(importlib.import_module(name).run)
-    assert found.keys() >= {name, "mirrorhead.geometry.pnorm"}
-    assert ("mirrorhead.paths.descent" in found) is whole
-    assert not any(key.startswith("mirrorhead_lab") for key in found)
+    assert found.keys() >= {f"{name}.py", "mirrorhead/geometry/pnorm.py"}
+    assert ("mirrorhead/paths/descent.py" in found) is whole
 
 
 def test_digests() -> None:

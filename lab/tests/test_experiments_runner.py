@@ -27,6 +27,8 @@ from mirrorhead_lab.runtime.jobs import Backend, Outcome, Work, attempt, local
 
 TOY = load("toy_experiment")
 TESTS = Path(toy_experiment.__file__ or "").parent
+REPRODUCE = [sys.executable, "-m", "mirrorhead_lab", "reproduce", "--only", "toy_experiment"]
+REPRODUCE += ["--trials", "22", "--jobs", "2", "--results", "none"]
 
 
 @pytest.fixture
@@ -83,7 +85,7 @@ def test_a_damaged_piece_is_computed_again(tmp_path: Path) -> None:
     piece = next((tmp_path / "toy").glob("00004-*.npz"))
     piece.write_bytes(piece.read_bytes()[:-9])
     again, text = run_here(tmp_path)
-    assert "computing again: the arrays of" in text and "00004-" in text
+    assert "computing again: " in text and "00004-" in text
     assert same(first.result, again.result)
     assert storage.stored(tmp_path, TOY) is not None
 
@@ -121,7 +123,7 @@ def test_an_interrupted_run_keeps_what_it_has(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run_here(tmp_path, backend=interrupted)
     names = sorted(path.name[:5] for path in (tmp_path / "toy").iterdir())
-    assert names == ["00004", "00004", "run.j"]
+    assert names == ["00004", "run.j"]
     assert same(run_here(tmp_path)[0].result, run_here(tmp_path / "other")[0].result)
 
 
@@ -168,17 +170,7 @@ def test_a_killed_run_resumes_to_the_same_bits(
     monkeypatch: pytest.MonkeyPatch,
     how: signal.Signals,
 ) -> None:
-    command = [sys.executable, "-m", "mirrorhead_lab", "reproduce", "--only", "toy_experiment"]
-    command += [
-        "--trials",
-        "22",
-        "--jobs",
-        "2",
-        "--out",
-        str(tmp_path / "out"),
-        "--results",
-        "none",
-    ]
+    command = [*REPRODUCE, "--out", str(tmp_path / "out")]
     process = subprocess.Popen(
         command, env={**environment, "TOY_NAP": "2"}, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
@@ -190,7 +182,7 @@ def test_a_killed_run_resumes_to_the_same_bits(
     # As a terminal does: the workers get it as well.
     os.killpg(process.pid, how)
     _, error = process.communicate(timeout=120)
-    done = len(list(folder.glob("[!.]*.json"))) - 1  # beside run.json and what a kill leaves
+    done = len(list(folder.glob("[!.]*.npz")))  # beside what a kill leaves
     assert 1 <= done < 6
     if how == signal.SIGINT:
         assert process.returncode == 130
@@ -222,17 +214,7 @@ def test_workers_end_when_their_parent_is_killed(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
     """kill -9 of the command alone: its workers, minutes from their results, end in seconds."""
-    command = [sys.executable, "-m", "mirrorhead_lab", "reproduce", "--only", "toy_experiment"]
-    command += [
-        "--trials",
-        "22",
-        "--jobs",
-        "2",
-        "--out",
-        str(tmp_path / "out"),
-        "--results",
-        "none",
-    ]
+    command = [*REPRODUCE, "--out", str(tmp_path / "out")]
     process = subprocess.Popen(
         command, env={**environment, "TOY_NAP": "300"}, start_new_session=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

@@ -142,8 +142,8 @@ COMMANDS = {
     ),
     "reproduce": Command(
         f"{REPRODUCE} --results no-results",
-        ("toy-out/toy/run.json", "toy-out/toy/CHUNK", "toy-out/toy/ARRAYS", "toy-out/report.html"),
-        r"toy-out/report\.html|toy-out/toy|toy-out/toy/([0-9a-f-]+|run)\.(json|npz)",
+        ("toy-out/toy/run.json", "toy-out/toy/CHUNK", "toy-out/report.html"),
+        r"toy-out/report\.html|toy-out/toy|toy-out/toy/([0-9a-f-]+\.npz|run\.json)",
         verdicts,
     ),
     "reproduce with real data": Command(
@@ -363,9 +363,8 @@ def resolved(name: str) -> Path:
     run = name.split("/")[0]
     if "LAST" in name:
         name = name.replace("LAST", checkpoints(Path(run) / "checkpoints")[-1].name)
-    if "CHUNK" in name or "ARRAYS" in name:
-        pattern = "*-*.json" if "CHUNK" in name else "*.npz"
-        return min(Path(name).parent.glob(pattern))
+    if "CHUNK" in name:
+        return min(Path(name).parent.glob("*.npz"))
     if "RECORD" in name:
         return next(Path("sweep").glob("sweep-*.json"))
     if "RUN" in name:

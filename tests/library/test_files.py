@@ -108,3 +108,22 @@ def test_a_new_folder_whose_name_is_taken_meanwhile(tmp_path: Path) -> None:
     # Folders of equal content are as good whoever made them.
     with new_folder(tmp_path / "shared", shared=True):
         (tmp_path / "shared").mkdir()
+
+
+@pytest.mark.parametrize("function", ["fsync", "replace"])
+def test_a_write_that_fails_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, b"old")
+    with pytest.raises(FileExistsError):
+        write_atomically(path, b"new", replace=False)
+
+    def fail(*_: object) -> None:
+        raise OSError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, function, fail)
+        with pytest.raises(OSError, match="disk is full"):
+            write_atomically(path, b"new")
+    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]

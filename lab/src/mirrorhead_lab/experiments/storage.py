@@ -1,12 +1,11 @@
 """Results on disk, chunk by chunk, so that a run can be stopped anywhere and resumed.
 
-    out/figure-4/run.json                     what the folder holds: experiment, code, settings
-    out/figure-4/00025-00049-<key>.json       a chunk: settings, seconds, name and checksum of
-    out/figure-4/00025-00049-<key>-<sum>.npz  its arrays
+    out/figure-4/run.json               what the folder holds: experiment, code, settings
+    out/figure-4/00025-00049-<key>.npz  a chunk: its arrays, and in "about" the same of the chunk
 
 The key is a hash of the experiment's name, of its settings with their seeds, and of all code that
-its `run` depends on (`runtime.fingerprints`). The json is written last and names its npz, so a
-chunk is there as a whole or not at all, also when two processes compute it at once.
+its `run` depends on (`runtime.fingerprints`). A file is there as a whole or not at all, also when
+two processes compute a chunk at once.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from mirrorhead._files import sha256_of, write_atomically
+from mirrorhead._files import write_atomically
 from mirrorhead._version import __version__
 from mirrorhead_lab.experiments.experiment import (
     Experiment,
@@ -33,7 +32,7 @@ from mirrorhead_lab.experiments.experiment import (
 from mirrorhead_lab.runtime.errors import UserError
 from mirrorhead_lab.runtime.fingerprints import code_of, digest
 
-FORMAT = 2
+FORMAT = 3
 #: Functions of an experiment's module that do not change what it computes.
 PRESENTING = ("draw", "verdict")
 RUN = "run.json"
@@ -50,7 +49,7 @@ def claim(out: Path, experiment: Experiment[Any], settings: TrialSettings) -> No
     """
     path = out / experiment.name / RUN
     wanted = _identity(experiment, settings)
-    content = _encode({**wanted, "version": __version__})
+    content = json.dumps({**wanted, "version": __version__}, indent=1).encode()
     try:
         write_atomically(path, content, replace=False)
         return
@@ -69,46 +68,30 @@ def claim(out: Path, experiment: Experiment[Any], settings: TrialSettings) -> No
 def save(out: Path, experiment: Experiment[Any], result: Result[Any]) -> None:
     """Store the result of a chunk. An equal one that is there already is replaced."""
     experiment.check(result)
-    buffer = io.BytesIO()
+    about = json.dumps([_identity(experiment, result.settings), result.seconds])
     arrays: dict[str, Any] = {f"array.{key}": array for key, array in result.arrays.items()}
-    np.savez(buffer, **arrays)
-    data = buffer.getvalue()
-    checksum = sha256_of(data)
-    path = _chunk_path(out, experiment, result.settings)
-    npz = path.with_name(f"{path.stem}-{checksum[:12]}.npz")
-    write_atomically(npz, data)
-    description = {
-        **_identity(experiment, result.settings),
-        "seconds": result.seconds,
-        "arrays": npz.name,
-        "sha256": checksum,
-    }
-    write_atomically(path, _encode(description))
+    buffer = io.BytesIO()
+    np.savez(buffer, about=np.array(about), **arrays)
+    write_atomically(_chunk_path(out, experiment, result.settings), buffer.getvalue())
 
 
 def load(out: Path, experiment: Experiment[Any], settings: TrialSettings) -> Result[Any] | None:
     """Return the stored chunk, or None if there is none; raise DamagedResult if it is damaged."""
     path = _chunk_path(out, experiment, settings)
     try:
-        description = json.loads(path.read_bytes())
-        identity = _identity(experiment, settings)
-        if {key: description[key] for key in identity} != identity:
-            raise DamagedResult(f"{path} is of other settings than its name says")
-        data = (path.parent / Path(description["arrays"]).name).read_bytes()
-        if sha256_of(data) != description["sha256"]:
-            raise DamagedResult(f"the arrays of {path} do not have their checksum")
-        with np.load(io.BytesIO(data), allow_pickle=False) as stored:
-            arrays = {key.removeprefix("array."): stored[key] for key in stored.files}
-        result = Result(experiment.name, settings, arrays, float(description["seconds"]))
+        content = io.BytesIO(path.read_bytes())
+        with np.load(content, allow_pickle=False) as file:  # whose entries have checksums
+            stored = dict(file)
+        identity, seconds = json.loads(str(stored.pop("about")))
+        if identity != _identity(experiment, settings):
+            raise ValueError("it is of other settings than its name says")
+        arrays = {key.removeprefix("array."): array for key, array in stored.items()}
+        result = Result(experiment.name, settings, arrays, float(seconds))
         experiment.check(result)
         return result
-    except FileNotFoundError as error:
-        if path.exists():
-            raise DamagedResult(f"the arrays of {path} are missing") from error
+    except FileNotFoundError:
         return None
-    except DamagedResult:
-        raise
-    except (ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # the libraries raise many kinds
         raise DamagedResult(f"{path} is damaged: {error}") from error
 
 
@@ -141,7 +124,7 @@ def _identity(experiment: Experiment[Any], settings: TrialSettings) -> dict[str,
 def _chunk_path(out: Path, experiment: Experiment[Any], settings: TrialSettings) -> Path:
     key = digest(_identity(experiment, settings))[:12]
     last = settings.first + settings.trials - 1
-    return out / experiment.name / f"{settings.first:05d}-{last:05d}-{key}.json"
+    return out / experiment.name / f"{settings.first:05d}-{last:05d}-{key}.npz"
 
 
 def _read_run(path: Path) -> dict[str, Any]:
@@ -170,7 +153,3 @@ def _differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[st
         shown = ", ".join(changed[:4]) + (" and others" if len(changed) > 4 else "")
         different.append(f"the code has changed in {shown}")
     return different
-
-
-def _encode(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(value, indent=1).encode() + b"\n"

@@ -1,9 +1,8 @@
 """Fingerprints of stored results: which code a result was computed from.
 
-A stored result may be used again only while its code is the same. That is the module of the
-function that computed it, and every file that the module imports, directly or through others, from
-the library and from the folder in which it lies itself. The parts of the module that only present
-a result can be left out, so that an edit of a figure keeps the result.
+A stored result may be used again only while its code is the same: the file of the function that
+computed it, and every file that this one imports, directly or through others, from the library and
+from its own folder. Functions that only present a result do not count.
 """
 
 from __future__ import annotations
@@ -13,15 +12,13 @@ import inspect
 import json
 from collections.abc import Callable, Iterator
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import mirrorhead
 from mirrorhead._files import sha256_of
 
-LIBRARY = "mirrorhead"
-KERNELS = "mirrorhead.native"  # whoever imports it depends on the C files beside it
+LIBRARY = Path(mirrorhead.__file__).parent
 
 
 def digest(content: Any) -> str:
@@ -30,86 +27,62 @@ def digest(content: Any) -> str:
     >>> digest({"a": 1, "b": [2, 3]}) == digest({"b": [2, 3], "a": 1})
     True
     """
-    text = json.dumps(content, sort_keys=True, allow_nan=False)
-    return sha256_of(text.encode())[:16]
+    return sha256_of(json.dumps(content, sort_keys=True, allow_nan=False).encode())[:16]
 
 
 def code_of(function: Callable[..., Any], without: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return a hash of each file that a function depends on, {module or C file: hash}.
+    """Return a hash of each file that a function depends on, {file: hash}.
 
     Args:
         function: a function of the module that computes the result.
         without: names of functions of the same module that do not count, for they present it.
     """
-    module = inspect.unwrap(function).__module__
-    path = _file(module)
-    if path is None:
-        raise ValueError(f"the source of {module} cannot be found")
-    text = _without(path.read_text("utf-8"), without)
-    found = {module: sha256_of(text.encode())[:16]}
-    todo = [*_imports(module, path)]
+    own = Path(inspect.getsourcefile(inspect.unwrap(function)) or "")
+    found: dict[Path, str] = {}
+    todo = {own}
     while todo:
-        name = todo.pop()
-        source = _file(name)
-        own = source is not None and (name.split(".")[0] == LIBRARY or source.parent == path.parent)
-        if source is None or not own or name in found:
-            continue
-        found[name] = _hash(source)
-        todo += _imports(name, source)
-        if name == KERNELS:
-            files = [*source.parent.glob("*.c"), *source.parent.glob("*.h")]
-            found |= {f"native/{file.name}": _hash(file) for file in files}
-    return dict(sorted(found.items()))
-
-
-def _without(text: str, names: tuple[str, ...]) -> str:
-    """Return a module's source without its functions of these names."""
-    lines = text.splitlines(keepends=True)
-    for node in reversed(ast.parse(text).body):
-        if isinstance(node, ast.FunctionDef) and node.name in names:
-            del lines[node.lineno - 1 : node.end_lineno]
-    return "".join(lines)
+        path = todo.pop()
+        found[path], imported = _read(path, own.parent, without if path == own else ())
+        todo |= imported - found.keys()
+    return {_label(path): found[path] for path in sorted(found)}
 
 
 @cache
-def _hash(path: Path) -> str:
-    return sha256_of(path.read_bytes())[:16]
+def _read(path: Path, beside: Path, without: tuple[str, ...]) -> tuple[str, frozenset[Path]]:
+    """Return the hash of a file and the files that it imports, lazily and for type checkers too."""
+    text = path.read_text("utf-8")
+    lines, imported = text.splitlines(), []
+    if path.suffix == ".py":
+        tree = ast.parse(text)
+        for node in reversed(tree.body):
+            if isinstance(node, ast.FunctionDef) and node.name in without:
+                del lines[node.lineno - 1 : node.end_lineno]
+        imported = [file for name in _names(tree) for file in _files(name, beside)]
+    if path == LIBRARY / "native" / "__init__.py":
+        imported += [*path.parent.glob("*.c"), *path.parent.glob("*.h")]
+    return sha256_of("\n".join(lines).encode())[:16], frozenset(imported)
 
 
-@cache
-def _imports(module: str, path: Path) -> tuple[str, ...]:
-    """Return the modules that a file imports anywhere, lazily and for type checkers too."""
-    return tuple(_named(ast.parse(path.read_text("utf-8")), module, path))
-
-
-def _named(tree: ast.Module, module: str, path: Path) -> Iterator[str]:
+def _names(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            parts = module.split(".")
-            parts = parts[: len(parts) - node.level + (path.name == "__init__.py")]
-            base = ".".join(
-                [*(parts if node.level else ()), *([node.module] if node.module else ())]
-            )
-            submodules = [f"{base}.{_home(base, alias.name)}" for alias in node.names]
-            found = [name for name in submodules if _file(name)]
-            yield from found
-            if len(found) < len(submodules):
-                yield base
+            yield from (f"{node.module or ''}.{alias.name}" for alias in node.names)
 
 
-def _home(package: str, name: str) -> str:
-    """Return the submodule behind a public name of the library, which imports them lazily."""
-    return mirrorhead._HOME.get(name, name) if package == LIBRARY else name
+def _files(name: str, beside: Path) -> list[Path]:
+    """Return the files behind a dotted name that are in the library, or in the folder `beside`."""
+    first, *rest = name.split(".")
+    if first != LIBRARY.name:
+        return [file for part in (first, *rest) if (file := beside / f"{part}.py").is_file()]
+    # A public name leads to its home; the package itself, to all of them.
+    rest = [mirrorhead._HOME.get(rest[0], rest[0]), *rest[1:]] if rest else []
+    places = [LIBRARY.joinpath(*rest[:k]) for k in range(1, len(rest) + 1)] or [LIBRARY]
+    files = [file for place in places for file in (Path(f"{place}.py"), place / "__init__.py")]
+    return [file for file in files if file.is_file()]
 
 
-@cache
-def _file(module: str) -> Path | None:
-    """Return the source file of a module; None if it has none or is not there."""
-    try:
-        spec = find_spec(module)
-    except (ImportError, AttributeError, ValueError):
-        return None
-    path = Path(spec.origin) if spec and spec.origin else None
-    return path if path and path.suffix == ".py" else None
+def _label(path: Path) -> str:
+    inside = path.is_relative_to(LIBRARY)
+    return path.relative_to(LIBRARY.parent).as_posix() if inside else path.name
