@@ -179,28 +179,6 @@ def test_cones_count_who_lies_inside() -> None:
     assert doctored("cones", slack=broken) == "does not hold"
 
 
-def test_the_cones_have_the_radius_of_lemma_10() -> None:
-    """By loops, from the proof: where (18) of the paper turns positive."""
-    problem = random_problem(3)
-    path = descend(problem, 2.0, 2000, 0.1, record=[0, 2000])
-    cone = cone_constants(problem, path.tokens, 2.0, tol=1e-12)
-    found = cones._radius(path, cone)
-    for k in range(3):
-        scores = problem.y[k, :, None] * (problem.X[k] @ problem.v[k])  # (n, T)
-        at, gaps, slopes = path.tokens[k], [], []
-        for i in range(6):
-            best = float(scores[i, at[i]])
-            support = scores[i][cone.solution.support[k, i]]
-            gaps += [best - float(s) for s in support]
-            slopes.append(1 / (1 + np.exp(best)))
-        widest = max(float(row.max() - row.min()) for row in scores)
-        delta, A = float(cone.delta[k]), float(cone.A[k])
-        # T = 8 tokens, n = 6 samples
-        ratio = 2 * widest * A * 8**2 * 9 * 6 * sum(slopes) / min(slopes)
-        expected = np.log(ratio / (min(gaps) * (1 - delta / 2))) / delta
-        assert float(found[k]) == pytest.approx(expected, rel=1e-9)
-
-
 @pytest.mark.slow
 def test_remark_1_allows_steps_on_the_axis_of_the_cone() -> None:
     """What forbids every constant step at p = 3 is the start near 0, not the theorem's cone."""

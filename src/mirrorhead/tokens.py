@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, product
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -20,6 +20,7 @@ from torch import Tensor
 from mirrorhead._checks import as_tensor, check_integer, check_mask, check_signs
 from mirrorhead.geometry import PNorm
 from mirrorhead.geometry._powers import check_exponent, check_p, dual_exponent, lp_norm
+from mirrorhead.losses import LOSSES
 from mirrorhead.margin import MarginSolution, attention_svm
 from mirrorhead.margin._certificate import active_constraints
 from mirrorhead.margin._constraints import attention_constraints
@@ -204,7 +205,11 @@ class ConeConstants:
     mu_0: the radius of the cone, (9);
     score_gap, widest_score_gap: (..., n), the selected score minus the highest and the lowest
         of the support, (10), NaN for samples without support tokens;
-    score_range: Gamma, the largest difference of two scores in a sample, (11).
+    score_range: Gamma, the largest difference of two scores in a sample, (11);
+    slope_ratio: an upper bound on the L of (19), sum_i l'_i / max_i l'_i, over all attention;
+    loss_range: L_max - L_min of Lemma 6;
+    R_delta: the norm of Lemma 10, from which on the gradient points inwards. Like the other radii
+        it is NaN where a support token scores at least as high as the selected one.
     """
 
     delta: Tensor
@@ -213,14 +218,42 @@ class ConeConstants:
     score_gap: Tensor
     widest_score_gap: Tensor
     score_range: Tensor
+    slope_ratio: Tensor
+    loss_range: Tensor
+    R_delta: Tensor
     solution: MarginSolution
+    tokens_per_sample: int
 
-    def contains(self, W: Tensor, mu: float | Tensor | None = None, radius: float = 0) -> Tensor:
-        """Return whether W (..., d, d) lies in the cone S_mu of (5a), or C_mu,R of (5b).
+    def R_pi(self, pi: float | Tensor) -> Tensor:
+        r"""Return the norm of Lemma 11 for 0 < pi < 1, (...), with the constants of its proof:
 
-        The conditions are D(W_mm/||W_mm||, W/||W||) <= mu, by default mu_0, and ||W|| >= radius.
-        The default radius 0 tests the angle alone. Theorem 2 starts in a cone C_mu,R: it also asks
-        for a norm of at least an R that is thousands of times ||W_mm|| or more.
+        R_pi = max(R_delta, ||W_mm|| / min(pi, 3 delta/2) log(C L / (pi gap))),
+        C = delta/2 max_i widest_score_gap_i T^2 + 6 Gamma A T^2 (T+1).
+        """
+        T, gap, widest = self.tokens_per_sample, *_over_samples(self)
+        inner = self.delta / 2 * widest * T**2 + 6 * self.score_range * self.A * T**2 * (T + 1)
+        pi = torch.as_tensor(pi, dtype=torch.float64, device=self.delta.device)
+        log = (inner * self.slope_ratio / (pi * gap)).log()
+        return self.R_delta.maximum(self.solution.norm * log / pi.minimum(1.5 * self.delta))
+
+    def R_mu(self, mu: float | Tensor | None = None, lr: float = 0.0) -> Tensor:
+        """Return the norm of Lemma 17, (...), for 0 < mu <= mu_0, by default mu_0, and a step lr.
+
+        It is the largest of R_pi at pi = mu/3 and of (3 lr loss_range / mu)^(1/p). A path that
+        starts in the cone of radius mu/3 with such a norm stays in the cone of radius mu.
+        """
+        wide = self.mu_0 if mu is None else torch.as_tensor(mu, dtype=torch.float64)
+        reach = (3 * lr * self.loss_range / wide) ** (1 / self.solution.p)
+        return self.R_pi(wide / 3).maximum(reach)
+
+    def contains(
+        self, W: Tensor, mu: float | Tensor | None = None, radius: float | Tensor | None = None
+    ) -> Tensor:
+        """Return whether W (..., d, d) lies in the cone C_mu,R of (5b).
+
+        The conditions are D(W_mm/||W_mm||, W/||W||) <= mu and ||W|| >= radius. By default, mu is
+        mu_0 and the radius is `R_mu`: the cone in which Lemma 17 keeps a path that starts in its
+        inner third. That radius is about 1e9 times ||W_mm||. radius=0 tests the angle alone (5a).
         """
         psi, own = PNorm(self.solution.p), self.solution.W
         W = as_tensor("W", W, own).to(torch.float64)
@@ -230,7 +263,7 @@ class ConeConstants:
             )
         divergence = psi.direction_divergence(own, W, (-2, -1))
         near = divergence <= (self.mu_0 if mu is None else mu)
-        return near & (psi.norm(W, (-2, -1)) >= radius)
+        return near & (psi.norm(W, (-2, -1)) >= (self.R_mu(mu) if radius is None else radius))
 
 
 def cone_constants(
@@ -271,15 +304,45 @@ def constants_at(problem: TokenProblem, tokens: Tensor, solution: MarginSolution
     highest, lowest = _extremes(scores, support)
     gap, widest_gap = ((chosen - x).where(some, math.nan) for x in (highest, lowest))
     highest, lowest = _extremes(scores, kept)
-    return ConeConstants(
+    loss = getattr(problem, "loss_function", LOSSES["logistic"])
+    # -l' and l are largest at the lowest score, for they decrease; (trials, n)
+    steepest, flattest = (loss.log_slope(x).exp() for x in (lowest, highest))
+    constants = ConeConstants(
         delta=delta,
         A=A,
         mu_0=mu_0,
         score_gap=gap,
         widest_score_gap=widest_gap,
         score_range=(highest - lowest).amax(-1),
+        slope_ratio=steepest.sum(-1) / flattest.amin(-1),
+        loss_range=(loss.value(lowest) - loss.value(highest)).mean(-1),
+        R_delta=torch.full_like(delta, math.nan),
         solution=solution,
+        tokens_per_sample=int(kept.sum(-1).max()),
     )
+    return replace(constants, R_delta=_correlation_radius(constants))
+
+
+def _correlation_radius(cone: ConeConstants) -> Tensor:
+    """R_delta = ||W_mm|| / delta log(2 Gamma L A T^2 (T+1) / (gap (1 - delta/2))), Lemma 10.
+
+    The proof prints it once with a factor n inside the logarithm and once without; the sums over
+    samples are divided by n on both sides, so it cancels.
+    """
+    T, delta, (gap, _) = cone.tokens_per_sample, cone.delta, _over_samples(cone)
+    inner = 2 * cone.score_range * cone.slope_ratio * cone.A * T**2 * (T + 1)
+    log = (inner / (gap * (1 - delta / 2))).log()
+    return cone.solution.norm / delta * log.clamp_min(0)
+
+
+def _over_samples(cone: ConeConstants) -> tuple[Tensor, Tensor]:
+    """The least score gap and the widest one, of the samples with support tokens: (...) each.
+
+    The least is NaN where it is not positive: the tokens are not locally optimal then.
+    """
+    none = cone.score_gap.isnan()
+    least = cone.score_gap.where(~none, math.inf).amin(-1)
+    return least.where(least > 0, math.nan), cone.widest_score_gap.where(~none, 0).amax(-1)
 
 
 def _check_has(problem: TokenProblem, *names: str) -> None:

@@ -514,7 +514,8 @@ def test_one_trial_without_a_solution_leaves_the_others_their_cones() -> None:
     X = problem.X.clone()
     X[1, :, 1:] = X[1, :, :1]  # nothing but equal tokens
     both = mh.AttentionProblem(X, problem.z, problem.y, problem.v)
-    report = mh.diagnose(mh.descend(both, 2, 1, init=solution.W, record=[0]))
+    far = 1e14 * solution.W  # beyond the radius of the cone
+    report = mh.diagnose(mh.descend(both, 2, 1, init=far, record=[0]))
     assert report.in_cone.tolist() == [[True, False]]
 
 

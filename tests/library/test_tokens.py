@@ -10,6 +10,7 @@ import torch
 
 import mirrorhead as mh
 from margin_cases import generator, random_problem
+from mirrorhead import synthetic
 from mirrorhead.margin._certificate import active_constraints
 from mirrorhead.margin._constraints import attention_constraints
 
@@ -216,12 +217,57 @@ def test_membership_of_the_cones():
     data, _ = problem(4, 5, 6, seed=7)
     constants = mh.cone_constants(data, mh.globally_optimal_tokens(data), 2)
     W = constants.solution.W
-    assert constants.contains(5 * W)
-    assert not constants.contains(-W)
-    assert not constants.contains(W + 0.1 * W.norm() * torch.eye(6))
-    assert constants.contains(W + 0.1 * W.norm() * torch.eye(6), mu=0.5)
+    assert constants.contains(5 * W, radius=0)
+    assert not constants.contains(-W, radius=0)
+    assert not constants.contains(W + 0.1 * W.norm() * torch.eye(6), radius=0)
+    assert constants.contains(W + 0.1 * W.norm() * torch.eye(6), mu=0.5, radius=0)
     assert constants.contains(5 * W, radius=4 * float(W.norm()))
     assert not constants.contains(5 * W, radius=6 * float(W.norm()))
+    # By default the norm counts too: it is that of Lemma 17.
+    assert not constants.contains(5 * W)
+    least = constants.R_mu() / constants.solution.norm
+    assert constants.contains(1.001 * least * W) and not constants.contains(0.999 * least * W)
+    assert constants.R_mu(0.1 * constants.mu_0) > constants.R_mu()
+    assert constants.R_mu(lr=1e30) > 10 * constants.R_mu()
+
+
+@pytest.mark.parametrize("p", [1.5, 2.0, 3.0])
+def test_the_radii_are_where_the_proofs_of_lemmas_10_and_11_turn_positive(p):
+    """By loops: (18) with 1/n in both terms, and the last display of Lemma 11."""
+    problem = synthetic.random_problem(1)
+    tokens = mh.globally_optimal_tokens(problem)
+    cone = mh.cone_constants(problem, tokens, p, tol=1e-12)
+    n, T, pi = 6, 8, 0.02
+    delta, A = float(cone.delta[0]), float(cone.A[0])
+    slopes, gaps, spread = [], [], []
+    for i in range(n):
+        scores = problem.scores()[0, i]
+        slopes.append([1 / (1 + math.exp(float(s))) for s in scores])
+        gaps += [float(scores.max() - s) for s in scores[cone.solution.support[0, i]]]
+        spread.append(float(scores.max() - scores.min()))
+    total, least = sum(max(row) for row in slopes), min(min(row) for row in slopes)
+    assert float(cone.slope_ratio[0]) == pytest.approx(total / least)
+
+    def inner(N):  # Lemma 10, over exp(-(1 + delta/2) N)
+        far = 2 * max(spread) * A * T * (T + 1) * math.exp(-delta * N) * total / n
+        return least * min(gaps) / (n * T) * (1 - delta / 2) - far
+
+    def outer(N):  # Lemma 11, over exp(-N)
+        third = delta / 2 * max(gaps) * T * math.exp(-pi * N)
+        far = 6 * max(spread) * A * T * (T + 1) * math.exp(-1.5 * delta * N)
+        return pi / T * min(gaps) * least - (third + far) * total
+
+    R_delta, R_pi = (float(x[0] / cone.solution.norm[0]) for x in (cone.R_delta, cone.R_pi(pi)))
+    assert inner(1.0001 * R_delta) > 0 > inner(0.9999 * R_delta)
+    assert outer(R_pi) > 0 > outer(0.3 * R_pi) and R_pi >= R_delta
+
+
+def test_tokens_that_are_not_locally_optimal_have_no_radii():
+    problem = synthetic.random_problem(1)
+    tokens = problem.scores().argmin(-1)
+    cone = mh.cone_constants(problem, tokens, 2)
+    assert cone.R_delta.isnan().all() and cone.R_mu().isnan().all()
+    assert not cone.contains(1e30 * cone.solution.W).any()
 
 
 def test_all_tokens_support_gives_the_largest_delta():
@@ -345,7 +391,7 @@ def test_bad_input():
             ValueError, match=r"W must have shape \(\.\.\., d, d\) like \(6, 6\), got"
         ):
             cones.contains(W)
-    assert cones.contains(cones.solution.W.tolist())  # pyright: ignore[reportArgumentType]
+    assert cones.contains(cones.solution.W.tolist(), radius=0)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"more than limit=10"):
         mh.locally_optimal_sets(data, 2, limit=10)
     with pytest.raises(ValueError, match="limit must be an integer >= 1, got True"):

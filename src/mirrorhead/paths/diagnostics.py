@@ -25,9 +25,8 @@ class Diagnostics:
     rate: the slope of log D against log ||W|| over the last decade of the norm, (...).
     growth: the slope of ||W(k)|| against log k over the last decade of steps, (...). Under the
         constant rule it settles (Theorem 2's proof); the others grow like a power of k.
-    in_cone: whether the direction of W(k) lies in the cone S_mu0 of (5a), (records, ...); False
-        where the tokens have no solution or W(k) is zero. This tests the angle of the cone, not its
-        radius: Theorem 2 starts in C_mu0,R, where ||W|| is also at least R, which is not tested.
+    in_cone: whether W(k) lies in the cone C_mu0,R of (5b) with the R of Lemma 17, (records, ...);
+        False where the tokens have no solution, or one that is not locally optimal.
     """
 
     divergence: Tensor
@@ -81,7 +80,8 @@ def diagnose(path: Path, tol: float = 1e-9) -> Diagnostics:
     solution = optimality.solution
     divergence = path.divergence_to(solution).where(solution.optimal, torch.nan)
     norm = PNorm(path.p).norm(path.W, (-2, -1))
-    in_cone = divergence <= constants_at(problem, path.tokens, solution).mu_0  # NaN is not
+    cone = constants_at(problem, path.tokens, solution)
+    in_cone = (divergence <= cone.mu_0) & (norm >= cone.R_mu())  # NaN is not
     mass, rate, growth = selected_mass(path), fitted_slope(norm, divergence), log_growth(path)
     return Diagnostics(
         divergence=divergence,

@@ -13,12 +13,8 @@ Points on the cone's boundary are found by going from W_mm until the divergence 
 the directions that move one of these margins fastest, up and down. The same search finds where
 the lemma really ends along them.
 
-R is at least R_delta, from which on the proof of Lemma 10 shows that the gradient points inwards:
-
-    R_delta = ||W_mm|| / delta  log(2 Gamma L A T^2 (T+1) n / (gap (1 - delta/2))),
-
-with L = sum_i l'_i / max_i l'_i, here at the scores of the selected tokens, and the least gap of a
-sample with support tokens.
+R is at least R_delta, from which on the proof of Lemma 10 shows that the gradient points inwards,
+and at least the R_mu of Lemma 17, which keeps paths inside (`ConeConstants`).
 """
 
 from __future__ import annotations
@@ -37,7 +33,6 @@ from mirrorhead import (
     PNorm,
     cone_constants,
     descend,
-    token_scores,
 )
 from mirrorhead.paths.descent import direction_divergence
 from mirrorhead.synthetic import random_problem, random_weights
@@ -58,7 +53,8 @@ class Settings(PathSettings):
 def run(settings: Settings) -> dict[str, Tensor]:
     """All (trials, exponents): delta, A and mu_0 of the tokens that the path selected; start and
     end, the divergences of W(0) and of the last W; length: the norm of the last W over ||W_mm||;
-    radius: R_delta over ||W_mm||, NaN where the tokens are not locally optimal; slack: how far
+    radius and outer: R_delta and R_mu over ||W_mm||, NaN where the tokens are not locally optimal;
+    slack: how far
     (13) is from violated on the boundary, over delta; reach: the least divergence at which (13)
     was seen to fail."""
     problem = random_problem(settings.trials, first=settings.first)
@@ -79,8 +75,8 @@ def verdict(result: Result[Settings]) -> Verdict:
     rare = max(part.max() for part in inside) <= 0.05 * trials
     least = (
         f" A cone also has a least norm: Lemma 10 needs a median of "
-        f"{listed(middle['radius'], '.1e')} ||W_mm||, and the paths end at "
-        f"{listed(middle['length'], '.0f')} ||W_mm||."
+        f"{listed(middle['radius'], '.1e')} ||W_mm||, Lemma 17 {listed(middle['outer'], '.1e')} "
+        f"||W_mm||, and the paths end at {listed(middle['length'], '.0f')} ||W_mm||."
         if np.isfinite(middle["radius"]).all()
         else ""
     )
@@ -136,22 +132,11 @@ def _measure(path: Path) -> dict[str, Tensor]:
         "start": start,
         "end": end,
         "length": PNorm(path.p).norm(path.W[-1], (-2, -1)) / cone.solution.norm,
-        "radius": _radius(path, cone),
+        "radius": cone.R_delta / cone.solution.norm,
+        "outer": cone.R_mu() / cone.solution.norm,
         "slack": lemma.slack(boundary).amin(0),
         "reach": lemma.divergence(edge).amin(0),
     }
-
-
-def _radius(path: Path, cone: ConeConstants) -> Tensor:
-    """R_delta over ||W_mm||, (trials,); NaN where a support token scores above the selected one."""
-    problem = path.problem
-    n, T = problem.X.shape[-3:-1]
-    scores = token_scores(problem).gather(-1, path.tokens.unsqueeze(-1)).squeeze(-1)  # (trials, n)
-    slopes = problem.loss_function.log_slope(scores).exp()  # -l' > 0
-    L = slopes.sum(-1) / slopes.amin(-1)
-    gap = cone.score_gap.where(~cone.score_gap.isnan(), torch.inf).amin(-1)
-    inner = 2 * cone.score_range * L * cone.A * T**2 * (T + 1) * n / (gap * (1 - cone.delta / 2))
-    return inner.where(gap > 0, torch.nan).log() / cone.delta
 
 
 class _Lemma:
@@ -221,5 +206,5 @@ EXPERIMENT = Experiment(
     draw=draw,
     verdict=verdict,
     chunk=50,
-    may_be_nan=("radius",),
+    may_be_nan=("radius", "outer"),
 )
