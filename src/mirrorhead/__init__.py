@@ -66,6 +66,7 @@ _NAMES = {
     " SoftThreshold",
     "tokens": "ConeConstants LocalOptimality cone_constants globally_optimal_tokens"
     " locally_optimal locally_optimal_sets support_tokens token_scores",
+    "theory": "",
 }
 _HOMES = {home: names.split() for home, names in _NAMES.items()}
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
