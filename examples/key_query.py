@@ -27,12 +27,12 @@ def main() -> None:
     options = parser.parse_args()
     problem = random_problem(options.trials, n=4, T=6, d=6)
     K, Q = random_weights(problem, 1.0), random_weights(problem, 1.0, first=1000)
-    path = mh.descend(problem, p=2, steps=options.steps, init=(K, Q))
+    path = mh.descend(problem, geometry=2, steps=options.steps, init=(K, Q))
     print("trial   trained K Q'   Frobenius solution   (nuclear norm over its minimum)")
     for k in range(options.trials):
         one, tokens = problem.trial(k), path.tokens[k]
         least = mh.attention_svm(one.X, one.z, tokens, mh.Schatten(1))
-        frobenius = mh.attention_svm(one.X, one.z, tokens, p=2)
+        frobenius = mh.attention_svm(one.X, one.z, tokens, geometry=2)
         ratios = [
             float(torch.linalg.svdvals(W).sum() / margin(one, tokens, W) / least.norm)
             for W in (path.W[-1, k], frobenius.W)

@@ -31,7 +31,7 @@ for optimizer_class in (mh.MirrorDescent, mh.MirrorAdam):
     optimizer_class([weight], lr=0.1, p=1.5).step()
     assert (weight < 1).all(), weight
 X = torch.tensor([[[1.0, 0.0], [0.0, 0.0]]])
-solution = mh.attention_svm(X, torch.tensor([[1.0, 0.0]]), torch.tensor([0]), p=1.5)
+solution = mh.attention_svm(X, torch.tensor([[1.0, 0.0]]), torch.tensor([0]), geometry=1.5)
 assert solution.status == "optimal", solution
 print(mh.__version__, mh.__file__)
 """

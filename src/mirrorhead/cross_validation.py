@@ -176,7 +176,7 @@ def choose_p(
     at = many[2].unsqueeze(-1)
     correct, codes = [], []
     for p in exponents:
-        solution = attention_svm(*many, p=p, tol=tol, mask=allowed)
+        solution = attention_svm(*many, geometry=p, tol=tol, mask=allowed)
         logits = many[0] @ solution.W.unsqueeze(-3) @ many[1].unsqueeze(-1)
         logits = logits.squeeze(-1).masked_fill(~kept.unsqueeze(-3), -math.inf)
         others = logits.scatter(-1, at, -math.inf).amax(-1)  # a tie is not a selection

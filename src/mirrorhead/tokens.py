@@ -18,13 +18,15 @@ import torch
 from torch import Tensor
 
 from mirrorhead._checks import as_tensor, check_integer, check_mask, check_signs
-from mirrorhead.geometry import PNorm
-from mirrorhead.geometry._powers import check_exponent, check_p, dual_exponent, lp_norm
+from mirrorhead.geometry import Norm, PNorm
+from mirrorhead.geometry._choice import as_smooth_pnorm
+from mirrorhead.geometry._powers import dual_exponent, lp_norm
 from mirrorhead.losses import LOSSES
 from mirrorhead.margin import MarginSolution, attention_svm
 from mirrorhead.margin._certificate import active_constraints
 from mirrorhead.margin._constraints import attention_constraints
 from mirrorhead.margin._problems import Status
+from mirrorhead.margin._solvers import choose
 
 FINEST = 1e-13  # the smallest gap that float64 certifies for most problems
 
@@ -72,9 +74,9 @@ def globally_optimal_tokens(problem: TokenProblem) -> Tensor:
     return token_scores(problem).where(_kept(problem), -math.inf).argmax(-1)
 
 
-def support_tokens(problem: TokenProblem, tokens: Tensor, p: float) -> Tensor:
-    """(..., n, T) bool: tokens whose constraint holds with equality at the lp-AttSVM solution."""
-    return _solution(problem, tokens, p).support
+def support_tokens(problem: TokenProblem, tokens: Tensor, geometry: float | Norm) -> Tensor:
+    """(..., n, T) bool: tokens whose constraint holds with equality at the margin solution."""
+    return _solution(problem, tokens, geometry).support
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +115,7 @@ class LocalOptimality:
 
 
 def locally_optimal(
-    problem: TokenProblem, tokens: Tensor, p: float, tol: float = 1e-9
+    problem: TokenProblem, tokens: Tensor, geometry: float | Norm, tol: float = 1e-9
 ) -> LocalOptimality:
     """Decide whether tokens are locally optimal (Definition 3.2).
 
@@ -125,14 +127,14 @@ def locally_optimal(
     >>> from types import SimpleNamespace
     >>> X = torch.tensor([[[2.0, 0.0], [0.0, 1.0]]])
     >>> data = SimpleNamespace(X=X, z=X[:, 0], y=torch.tensor([1.0]), v=torch.tensor([1.0, 1.0]))
-    >>> locally_optimal(data, torch.tensor([0]), p=2)
+    >>> locally_optimal(data, torch.tensor([0]), geometry=2)
     LocalOptimality(True)
-    >>> locally_optimal(data, torch.tensor([1]), p=2)
+    >>> locally_optimal(data, torch.tensor([1]), geometry=2)
     LocalOptimality(False, sample 0: support token 0 scores 2, the selected token 1 scores 1)
     """
-    check_exponent(p)
+    norm = choose(geometry, "geometry").norm
     scores = token_scores(problem)
-    solution = _solution(problem, tokens, p, tol)
+    solution = _solution(problem, tokens, norm, tol)
     X, z, mask = problem.X, problem.z, _kept(problem)
     tokens = torch.as_tensor(tokens, device=X.device)
     at = tokens.unsqueeze(-1)
@@ -144,7 +146,7 @@ def locally_optimal(
     again = _any(unclear)
     if bool(again.any()) and tol > FINEST:
         part = X[again], z[again], tokens[again]
-        finer = attention_svm(*part, p, FINEST, mask=mask[again])
+        finer = attention_svm(*part, solution.geometry, FINEST, mask=mask[again])
         newly_active, inactive = _active((*part, mask[again]), finer, unclear[again])
         active[again] |= newly_active
         unclear[again] &= ~(newly_active | inactive)
@@ -159,15 +161,15 @@ def locally_optimal(
 
 
 def locally_optimal_sets(
-    problem: TokenProblem, p: float, limit: int = 100_000, tol: float = 1e-9
+    problem: TokenProblem, geometry: float | Norm, limit: int = 100_000, tol: float = 1e-9
 ) -> Tensor:
     """Return all locally optimal token sets of one small problem, (found, n), in order.
 
     Every one of the T^n sets (fewer with padding) is solved, a thousand at a time; more than
     `limit` are refused. Sets for which `locally_optimal` cannot tell are left out with a warning.
     """
-    check_exponent(p)
     _check_has(problem, "X", "z")
+    geometry = choose(geometry, "geometry").norm  # before the loop over sets
     if problem.X.dim() != 3:
         raise ValueError(f"X must be one problem, (n, T, d); got shape {tuple(problem.X.shape)}")
     check_integer("limit", limit, 1)
@@ -183,7 +185,7 @@ def locally_optimal_sets(
         # One problem, once for each token set.
         copies = {name: x.expand(len(chosen), *x.shape) for name, x in parts.items()}
         batch: Any = SimpleNamespace(**copies)
-        decision = locally_optimal(batch, tokens, p, tol)
+        decision = locally_optimal(batch, tokens, geometry, tol)
         undecided += int(decision.undecided.sum())
         found.append(tokens[decision.optimal])
     if undecided:
@@ -267,13 +269,14 @@ class ConeConstants:
 
 
 def cone_constants(
-    problem: TokenProblem, tokens: Tensor, p: float, tol: float = 1e-9
+    problem: TokenProblem, tokens: Tensor, geometry: float | PNorm, tol: float = 1e-9
 ) -> ConeConstants:
     """Return the constants (7)-(11) of the cones around the lp-AttSVM solution of the tokens.
 
+    The paper defines them for p-norms with 1 < p < inf only, so other geometries are refused.
     Raises ValueError if the solution is not optimal, since the constants are then undefined.
     """
-    solution = _solution(problem, tokens, check_p(p), tol)
+    solution = _solution(problem, tokens, as_smooth_pnorm(geometry), tol)
     if not bool(solution.optimal.all()):
         raise ValueError(f"tokens must have an lp-AttSVM solution, got {solution.status}")
     return constants_at(problem, tokens, solution)
@@ -366,11 +369,12 @@ def _kept(problem: TokenProblem) -> Tensor:
     return torch.ones_like(X[..., 0], dtype=torch.bool) if mask is None else check_mask(mask, X)
 
 
-def _solution(problem: TokenProblem, tokens: Tensor, p: float, tol: float = 1e-9) -> MarginSolution:
-    check_exponent(p)
+def _solution(
+    problem: TokenProblem, tokens: Tensor, geometry: float | Norm, tol: float = 1e-9
+) -> MarginSolution:
     _check_has(problem, "X", "z")
     mask = getattr(problem, "mask", None)
-    return attention_svm(problem.X, problem.z, tokens, p, tol, mask=mask)
+    return attention_svm(problem.X, problem.z, tokens, geometry, tol, mask=mask)
 
 
 def _any(x: Tensor) -> Tensor:

@@ -124,7 +124,7 @@ def test_a_geometry_that_does_not_fit_is_refused_before_any_work() -> None:
     problem = random_problem(2)
     with pytest.raises(ValueError, match=r"Schatten\(inf\) is only a norm"):
         mh.descend(problem, mh.Schatten(INF), steps=5)
-    with pytest.raises(TypeError, match=r"p must be a norm; the limit of HyperbolicEntropy"):
+    with pytest.raises(TypeError, match=r"geometry must be a norm; the limit of HyperbolicEntropy"):
         mh.descend(problem, mh.HyperbolicEntropy(0.1), steps=5, rule="steepest")
     with pytest.raises(ValueError, match="needs a norm whose dual is smooth"):
         mh.descend(problem, mh.Schatten(1), steps=5, rule="accelerated")

@@ -368,7 +368,7 @@ def test_the_compiled_loop_can_be_cut_anywhere(accelerated: bool) -> None:
 def test_without_the_c_library_torch_takes_over(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = random_problem(3)
     fast = mh.descend(problem, 2, 500, rule=rule)
-    solution = mh.attention_svm(problem.X, problem.z, fast.tokens, p=2)
+    solution = mh.attention_svm(problem.X, problem.z, fast.tokens, geometry=2)
     monkeypatch.setattr(_compiled, "_normalized_descent", lambda: None)
     monkeypatch.setattr(_compiled, "_accelerated_descent", lambda: None)
     assert compiled_loop(problem, Normalized(mh.PNorm(2), 0.1, BOTH)) is None
@@ -539,7 +539,7 @@ def test_a_bar_shows_on_a_terminal_after_two_seconds(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"p": 1.0}, "p must be finite and greater than 1"),
+        ({"geometry": 1.0}, "geometry must be finite and greater than 1"),
         ({"steps": 0}, "steps must be an integer >= 1, got 0"),
         ({"lr": -1.0}, "lr must be a number > 0"),
         ({"lr": float("nan")}, "lr must be a number > 0"),
@@ -563,15 +563,15 @@ def test_a_bar_shows_on_a_terminal_after_two_seconds(monkeypatch: pytest.MonkeyP
 )
 def test_bad_input_is_refused(arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        mh.descend(**({"problem": random_problem(2), "p": 1.5, "steps": 10} | arguments))
+        mh.descend(**({"problem": random_problem(2), "geometry": 1.5, "steps": 10} | arguments))
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"p": True}, "p must be a number greater than 1 or a Potential, got True"),
-        ({"p": None}, "p must be a number greater than 1 or a Potential, got None"),
-        ({"p": "abc"}, "p must be a number greater than 1 or a Potential, got 'abc'"),
+        ({"geometry": True}, "geometry must be a number greater than 1 or a Potential, got True"),
+        ({"geometry": None}, "geometry must be a number greater than 1 or a Potential, got None"),
+        ({"geometry": "abc"}, "geometry must be a number greater than 1 or a Potential, got 'abc'"),
         ({"joint": "no"}, "joint must be True or False, got 'no'"),
         ({"problem": None}, "problem must be an AttentionProblem, got NoneType"),
         ({"init": "zero"}, "init must be a tensor or an array of numbers"),
@@ -584,7 +584,7 @@ def test_bad_input_is_refused(arguments: dict, message: str) -> None:
 )
 def test_input_of_the_wrong_type_is_refused(arguments: dict, message: str) -> None:
     with pytest.raises(TypeError, match=message):
-        mh.descend(**({"problem": random_problem(2), "p": 1.5, "steps": 10} | arguments))
+        mh.descend(**({"problem": random_problem(2), "geometry": 1.5, "steps": 10} | arguments))
 
 
 def test_a_pair_may_be_a_list_and_numbers_may_be_numpys() -> None:

@@ -93,7 +93,7 @@ def test_regularization_paths_are_those_of_the_scores() -> None:
     found, expected = (mh.regularization_path(x, 2, [5.0], starts=2) for x in (given, flipped))
     assert torch.equal(found.tokens, expected.tokens)
     assert torch.equal(found.log_excess, expected.log_excess)
-    single = mh.regularization_path(GIVEN, p=2, radii=[1000.0])
+    single = mh.regularization_path(GIVEN, geometry=2, radii=[1000.0])
     assert single.tokens.tolist() == [[1]]
 
 

@@ -28,8 +28,8 @@ def both(*data, p, **options):
     """The solution by the kernel, after it was compared with torch's."""
     problem = attention_constraints(*data, mask=options.get("mask"))
     assert _compiled.can_solve(problem.A, FIRST)
-    fast = mh.attention_svm(*data, p=p, **options)
-    slow = in_torch(lambda: mh.attention_svm(*data, p=p, **options))
+    fast = mh.attention_svm(*data, geometry=p, **options)
+    slow = in_torch(lambda: mh.attention_svm(*data, geometry=p, **options))
     assert fast.status == slow.status
     check = fast.check(*data, mask=options.get("mask"))
     assert check.supported.all()
@@ -50,9 +50,9 @@ def test_it_takes_the_steps_of_torch(p):
 
 def test_a_batch_in_several_calls_is_the_same(monkeypatch):
     data = random_problem(10, 4, 5, 6, seed=3)
-    whole = mh.attention_svm(*data, p=1.5)
+    whole = mh.attention_svm(*data, geometry=1.5)
     monkeypatch.setattr(_compiled, "AT_ONCE", 3 * (4 * 4) ** 2)
-    parts = mh.attention_svm(*data, p=1.5)
+    parts = mh.attention_svm(*data, geometry=1.5)
     assert whole.W.equal(parts.W) and whole.iterations.equal(parts.iterations)
 
 

@@ -31,11 +31,15 @@ BAD = [
     (lambda: mh.attention_svm(X, Z / 0, TOKENS), ValueError, "z must be finite"),
     (lambda: mh.attention_svm("X", Z, TOKENS), TypeError, "X must be a tensor or an array"),  # pyright: ignore[reportArgumentType]
     (lambda: mh.attention_svm(X / 0, Z, TOKENS), ValueError, "X must be finite, got 120 bad"),
-    (lambda: mh.attention_svm(X, Z, TOKENS, 0.5), ValueError, "p must be a number from 1 to inf"),
+    (
+        lambda: mh.attention_svm(X, Z, TOKENS, 0.5),
+        ValueError,
+        "geometry must be a number from 1 to inf",
+    ),
     (lambda: mh.attention_svm(X, Z, TOKENS, math.nan), ValueError, "from 1 to inf, got nan"),
-    (lambda: mh.attention_svm(X, Z, TOKENS, "2"), TypeError, "p must be a number"),  # pyright: ignore[reportArgumentType]
-    (lambda: mh.attention_svm(X, Z, TOKENS, True), TypeError, "p must be a number"),
-    (lambda: mh.svm(Z, torch.ones(4), True), TypeError, "p must be a number"),
+    (lambda: mh.attention_svm(X, Z, TOKENS, "2"), TypeError, "geometry must be a number"),  # pyright: ignore[reportArgumentType]
+    (lambda: mh.attention_svm(X, Z, TOKENS, True), TypeError, "geometry must be a number"),
+    (lambda: mh.svm(Z, torch.ones(4), True), TypeError, "geometry must be a number"),
     (lambda: mh.attention_svm(X, Z, TOKENS, 2, tol=True), ValueError, "tol must be a number"),
     (lambda: mh.attention_svm(X, Z, TOKENS, start=X), TypeError, "start must be a MarginSolution"),  # pyright: ignore[reportArgumentType]
     (lambda: mh.attention_svm(1e-170 * X, 1e-170 * Z, TOKENS), ValueError, "16 do not. Scale the"),
@@ -49,11 +53,15 @@ BAD = [
     (lambda: mh.attention_svm(X, Z, TOKENS, 2, tol=0.0), ValueError, "tol must be"),
     (lambda: mh.attention_svm(X, Z, TOKENS, 2, tol=1.0), ValueError, "tol must be"),
     (lambda: mh.attention_svm(X, Z, TOKENS, 2, tol=math.nan), ValueError, "tol must be"),
-    (lambda: mh.attention_svm(X, Z, TOKENS, "nuclear"), TypeError, "p must be a .* or a Norm"),  # pyright: ignore[reportArgumentType]
+    (
+        lambda: mh.attention_svm(X, Z, TOKENS, "nuclear"),
+        TypeError,
+        "geometry must be a .* or a Norm",
+    ),  # pyright: ignore[reportArgumentType]
     (
         lambda: mh.attention_svm(X, Z, TOKENS, mh.KSupport(k=3)),
         ValueError,
-        r"p must be a norm that has a solver, got KSupport.*Solvers know PNorm",
+        r"geometry must be a norm that has a solver, got KSupport.*Solvers know PNorm",
     ),
     (lambda: mh.svm(Z, torch.ones(4), mh.Schatten(1)), ValueError, "W must be a matrix for Scha"),
     (
@@ -69,7 +77,7 @@ BAD = [
     (
         lambda: mh.attention_svm(X, Z, TOKENS, mh.SoftThreshold(1.0)),  # pyright: ignore[reportArgumentType]
         TypeError,
-        "p must be a norm; the limit of SoftThreshold",
+        "geometry must be a norm; the limit of SoftThreshold",
     ),
     (lambda: mh.attention_svm(X[:0], Z[:0], TOKENS[:0]), ValueError, "X must be .* not empty"),
     (lambda: mh.attention_svm(X[:, :0], Z, TOKENS), ValueError, "X must be .* not empty"),
@@ -129,7 +137,7 @@ def test_arrays_and_lists_are_accepted():
     for convert in (torch.Tensor.numpy, torch.Tensor.tolist):
         data: Any = tuple(map(convert, (X, Z, TOKENS)))
         mask: Any = convert(torch.ones(4, 5, dtype=torch.bool))
-        solution = mh.attention_svm(*data, p=1.5, mask=mask)
+        solution = mh.attention_svm(*data, geometry=1.5, mask=mask)
         assert torch.equal(solution.W, expected.W)
         assert solution.check(*data, mask=mask)
         classes: Any = (convert(Z), convert(TOKENS % 2 * 2 - 1))

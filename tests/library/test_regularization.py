@@ -554,7 +554,7 @@ def test_a_sample_that_is_no_support_vector_breaks_assumption_b():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"p": 1}, "p must be finite and greater than 1"),
+        ({"geometry": 1}, "geometry must be finite and greater than 1"),
         ({"radii": []}, r"radii must be \(radii,\) or \(radii, \*\(2,\)\), got shape \(0,\)"),
         ({"radii": 3.0}, r"radii must be .* got shape \(\)"),
         ({"radii": torch.ones(2, 3)}, r"radii must be .* got shape \(2, 3\)"),
@@ -568,7 +568,7 @@ def test_a_sample_that_is_no_support_vector_breaks_assumption_b():
     ],
 )
 def test_bad_requests_are_refused(change, message):
-    arguments = {"problem": random_problem(2), "p": 2, "radii": [1.0, 2.0]} | change
+    arguments = {"problem": random_problem(2), "geometry": 2, "radii": [1.0, 2.0]} | change
     with pytest.raises((TypeError, ValueError), match=message):
         mh.regularization_path(**arguments)
     with pytest.raises((TypeError, ValueError), match=message):
@@ -599,7 +599,7 @@ def test_bad_joint_requests_are_refused():
         ({"tokens": torch.tensor([0, 3])}, "tokens must be from 0 to 2, got 3"),
         ({"tokens": torch.tensor([2, 2])}, "features that can be separated, got infeasible"),
         ({"samples": 0}, "samples must be an integer >= 1, got 0"),
-        ({"p": 0.5}, "p must be finite and greater than 1"),
+        ({"geometry": 0.5}, "geometry must be finite and greater than 1"),
         ({"problem": random_problem(1, classes=3)}, "problem must have one head"),
     ],
 )
@@ -608,6 +608,6 @@ def test_bad_requests_for_nu_are_refused(change, message):
     X = problem.X.clone()
     X[1, 2] = X[0, 2]
     clash = mh.AttentionProblem(X, problem.z, problem.y, problem.v)
-    arguments = {"problem": clash, "tokens": torch.tensor([0, 0]), "p": 2} | change
+    arguments = {"problem": clash, "tokens": torch.tensor([0, 0]), "geometry": 2} | change
     with pytest.raises(ValueError, match=message):
         mh.assumption_b(**arguments)

@@ -336,8 +336,8 @@ def test_p_is_checked_before_the_data():
     data, tokens = problem(4, 5, 6, seed=8)
     wrong = replace(data, y=torch.zeros(7), z=data.z * math.nan)
     real = mh.AttentionProblem(data.X, data.z, data.y, data.v)
-    finite: Any = "p must be .*greater than 1.*, got "
-    norm: Any = "p must be a number from 1 to inf.*, got "
+    finite: Any = "geometry must be .*greater than 1.*, got "
+    norm: Any = "geometry must be a number from 1 to inf.*, got "
     calls: Any = (
         (finite, lambda p: mh.cone_constants(wrong, tokens, p)),
         (finite, lambda p: mh.descend(wrong, p, 0)),  # type: ignore[arg-type]
@@ -383,7 +383,7 @@ def test_bad_input():
         ):
             call(data.X)
     for call in (mh.support_tokens, mh.locally_optimal):
-        with pytest.raises(ValueError, match=r"p must be a number from 1 to inf, got 0\.5"):
+        with pytest.raises(ValueError, match=r"geometry must be a number from 1 to inf, got 0\.5"):
             call(data, tokens, 0.5)
     cones = mh.cone_constants(data, tokens, 2)
     for W in (torch.ones(5, 5), torch.ones(6)):

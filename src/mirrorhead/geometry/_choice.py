@@ -50,6 +50,18 @@ def as_potential(potential: object, name: str = "potential") -> Potential:
     return PNorm(check_p(potential, name))  # pyright: ignore[reportArgumentType]
 
 
+def as_smooth_pnorm(geometry: object, name: str = "geometry") -> PNorm:
+    """Return a `PNorm` with 1 < p < inf, or refuse by name what has no such formulas.
+
+    >>> as_smooth_pnorm(1.5)
+    PNorm(1.5)
+    """
+    found = as_potential(geometry, name)
+    if type(found) is not PNorm:
+        raise ValueError(f"{name} must be a number p or PNorm(p), 1 < p < inf; got {geometry!r}")
+    return found
+
+
 def describe(geometry: object) -> str:
     """Return what identifies a geometry in files: its repr, or its class and attributes.
 

@@ -195,7 +195,7 @@ def attention_svm(
     X: Tensor,
     z: Tensor,
     tokens: Tensor,
-    p: float | Norm = 2,
+    geometry: float | Norm = 2,
     tol: float = 1e-9,
     *,
     mask: Tensor | None = None,
@@ -209,16 +209,16 @@ def attention_svm(
         X: (..., n, T, d) tokens; leading dimensions are separate problems, solved together.
         z: (..., n, d) queries; or of another width c, and W is then (..., d, c).
         tokens: (..., n) integers, the selected token of each sample.
-        p: a norm, `PNorm`, `Schatten` or `Grouped`; a number stands for `PNorm`. The interior
-            point method is known to finish for exponents between 1.02 and 100. `PNorm(1)` and
-            `PNorm(inf)` are linear programs, solved by HiGHS, and may have several solutions.
+        geometry: a norm, `PNorm`, `Schatten` or `Grouped`; a number stands for `PNorm`. The
+            interior point method is known to finish for exponents between 1.02 and 100. `PNorm(1)`
+            and `PNorm(inf)` are linear programs, solved by HiGHS, and may have several solutions.
             `Schatten(1)`, the nuclear norm, is the limit of training W = K Q' with p = 2
             (examples/key_query.py).
         tol: the relative gap between ||W|| and a lower bound on it, within (0, 1). For p > 2
             W itself is less accurate: use 1e-12 if you need W.
         mask: (..., n, T) bool, False on padding, for sequences of different length. Padding may
             hold anything, even NaN.
-        start: a solution of a similar problem of the same shape (another p, a few other tokens).
+        start: a solution of a similar problem of the same shape (another norm, a few other tokens).
             Only p-norms with 1 < p < inf use it.
 
     Returns a `MarginSolution`; look at its `status`. Data are promoted to float64. A sample
@@ -226,7 +226,7 @@ def attention_svm(
 
     >>> X = torch.tensor([[[1.0, 0.0], [-1.0, 1.0], [0.0, 0.0]]])
     >>> z = torch.tensor([[2.0, 0.0]])
-    >>> solution = attention_svm(X, z, torch.tensor([0]), p=1.5)
+    >>> solution = attention_svm(X, z, torch.tensor([0]), geometry=1.5)
     >>> solution.status, solution.W.round(decimals=6)  # only 2 W_11 >= 1 binds
     ('optimal', tensor([[0.5000, 0.0000],
             [0.0000, 0.0000]], dtype=torch.float64))
@@ -235,14 +235,14 @@ def attention_svm(
     >>> bool(solution.check(X, z, torch.tensor([0])))
     True
     """
-    choice = choose(p, "p")
+    choice = choose(geometry, "geometry")
     return _solve(attention_constraints(X, z, tokens, mask), choice, tol, start)
 
 
 def svm(
     features: Tensor,
     labels: Tensor,
-    p: float | Norm = 2,
+    geometry: float | Norm = 2,
     tol: float = 1e-9,
     *,
     start: MarginSolution | None = None,
@@ -252,16 +252,16 @@ def svm(
     features: (..., n, d); labels: (..., n) of +1 and -1. The other arguments are those of
     `attention_svm`. The weights are `solution.v`, (..., d).
 
-    >>> solution = svm(torch.tensor([[2.0, 0.0], [0.0, -4.0]]), torch.tensor([1, -1]), p=3)
+    >>> solution = svm(torch.tensor([[2.0, 0.0], [0.0, -4.0]]), torch.tensor([1, -1]), geometry=3)
     >>> solution.status, solution.v.round(decimals=6)
     ('optimal', tensor([0.5000, 0.2500], dtype=torch.float64))
     """
-    choice = choose(p, "p")
+    choice = choose(geometry, "geometry")
     return _solve(svm_constraints(features, labels), choice, tol, start)
 
 
 def multiclass_svm(
-    features: Tensor, labels: Tensor, norm: float | Norm = 2, tol: float = 1e-9
+    features: Tensor, labels: Tensor, geometry: float | Norm = 2, tol: float = 1e-9
 ) -> MarginSolution:
     r"""Compute the matrix of smallest norm that gives each sample its class with margin 1.
 
@@ -276,7 +276,7 @@ def multiclass_svm(
     >>> multiclass_svm(features, torch.tensor([0, 1, 2])).status
     'optimal'
     """
-    choice, features = choose(norm, "norm"), as_floats("features", features)
+    choice, features = choose(geometry, "geometry"), as_floats("features", features)
     labels = as_tensor("labels", labels, features)
     if features.dim() < 2 or labels.shape != features.shape[:-1] or not labels.numel():
         given = tuple(features.shape), tuple(labels.shape)

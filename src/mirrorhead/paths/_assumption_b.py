@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from mirrorhead._checks import check_integer, check_seed, check_tokens
-from mirrorhead.geometry._powers import check_p
+from mirrorhead.geometry import PNorm
+from mirrorhead.geometry._choice import as_smooth_pnorm
 from mirrorhead.margin import svm
 from mirrorhead.problem import AttentionProblem, check_problem
 
@@ -16,7 +17,11 @@ ROUNDS, BEST = 4, 20  # of the local search, and how many points it starts from
 
 
 def assumption_b(
-    problem: AttentionProblem, tokens: Tensor, p: float, samples: int = 2000, seed: int = 0
+    problem: AttentionProblem,
+    tokens: Tensor,
+    geometry: float | PNorm,
+    samples: int = 2000,
+    seed: int = 0,
 ) -> Tensor:
     r"""Return an upper bound on the nu of Assumption B, (...), found by search.
 
@@ -35,18 +40,18 @@ def assumption_b(
     Args:
         problem: with one head and labels +1 and -1; its v is not used.
         tokens: (..., n), selected tokens whose features can be separated.
-        p: the norm, greater than 1.
+        geometry: the p-norm of the head, 1 < p < inf.
         samples: how many points to try at least.
         seed: of the random ones.
 
     >>> X = torch.tensor([[[2.0, 0.0], [1.0, 0.0]], [[0.0, 2.0], [0.0, 1.0]]])
     >>> problem = AttentionProblem(X, z=X[:, 0], y=[1.0, 1.0], v=[0.0, 0.0])
-    >>> assumption_b(problem, torch.tensor([0, 0]), p=2)  # 2/sqrt(5) - sqrt(2) for (0, 1)
+    >>> assumption_b(problem, torch.tensor([0, 0]), geometry=2)  # 2/sqrt(5) - sqrt(2) for (0, 1)
     tensor(0.3536, dtype=torch.float64)
-    >>> assumption_b(problem, torch.tensor([1, 0]), p=2) < 0
+    >>> assumption_b(problem, torch.tensor([1, 0]), geometry=2) < 0
     tensor(True)
     """
-    p = check_p(p)
+    norm = as_smooth_pnorm(geometry)
     check_problem(problem, plain=True, head=True)
     samples, seed = check_integer("samples", samples, 1), check_seed(seed)
     lead, shape = problem.trials, problem.X.shape[:-1]
@@ -58,16 +63,22 @@ def assumption_b(
         x.reshape(-1, *x.shape[dims:]) for x in (problem.X, problem.y, tokens, valid)
     )
     parts = zip(X, y, tokens, valid, strict=True)
-    found = [_search(*part, p, samples, generator) for part in parts]
+    found = [_search(*part, norm, samples, generator) for part in parts]
     return torch.stack(found).reshape(lead)
 
 
 def _search(
-    X: Tensor, y: Tensor, tokens: Tensor, valid: Tensor, p: float, samples: int, g: torch.Generator
+    X: Tensor,
+    y: Tensor,
+    tokens: Tensor,
+    valid: Tensor,
+    norm: PNorm,
+    samples: int,
+    g: torch.Generator,
 ) -> Tensor:
     n, T, _ = X.shape
     selected = torch.zeros(n, T, dtype=X.dtype).scatter_(-1, tokens.unsqueeze(-1), 1.0)
-    chosen = svm((selected.unsqueeze(-2) @ X).squeeze(-2), y, p)
+    chosen = svm((selected.unsqueeze(-2) @ X).squeeze(-2), y, norm)
     if chosen.status != "optimal":
         raise ValueError(f"tokens must have features that can be separated, got {chosen.status}")
     margin = 1 / chosen.norm
@@ -80,7 +91,7 @@ def _search(
 
         There the margins differ by less than the solver's tolerance, and the slope is exact.
         """
-        found = svm((s.unsqueeze(-2) @ X).squeeze(-2), y.expand(len(s), n), p)
+        found = svm((s.unsqueeze(-2) @ X).squeeze(-2), y.expand(len(s), n), norm)
         moved = (s * others).sum(-1).amax(-1)
         return ((margin - 1 / found.norm) / moved).where(moved > 1e-2, torch.inf)
 

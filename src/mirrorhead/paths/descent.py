@@ -98,7 +98,7 @@ class Path:
 
 def descend(
     problem: AttentionProblem,
-    p: float | Potential | Norm,
+    geometry: float | Potential | Norm,
     steps: int,
     lr: float = 0.1,
     rule: str = "normalized",
@@ -118,7 +118,7 @@ def descend(
 
     Args:
         problem: the data; leading dimensions are trials, each with its own W.
-        p: the potential, or the norm for "steepest" and "accelerated"; a number stands for
+        geometry: the potential, or the norm for "steepest" and "accelerated"; a number stands for
             `PNorm`, so 1.5 is the potential (1/p)||.||_p^p with p = 1.5.
         steps: how many steps to take.
         lr: the step size; for "accelerated", which adapts its own, the smallest one.
@@ -142,17 +142,17 @@ def descend(
 
     >>> from mirrorhead.synthetic import random_problem
     >>> problem = random_problem(trials=2)
-    >>> path = descend(problem, p=1.5, steps=200)
+    >>> path = descend(problem, geometry=1.5, steps=200)
     >>> path
     Path(p=1.5, normalized, lr=0.1, trials=(2,), 60 records up to step 200)
     >>> from mirrorhead.margin import attention_svm
-    >>> solution = attention_svm(problem.X, problem.z, path.tokens, p=1.5)
+    >>> solution = attention_svm(problem.X, problem.z, path.tokens, geometry=1.5)
     >>> bool((path.divergence_to(solution)[-1] < 0.1).all())
     True
     """
     if rule not in RULES:
         raise ValueError(f"rule must be one of {', '.join(RULES)}; got {rule!r}")
-    geometry = _geometry(p, rule)
+    geometry = _geometry(geometry, rule)
     steps = check_integer("steps", steps, 1)
     lr = check_positive("lr", lr)
     if not isinstance(joint, bool):
@@ -362,8 +362,8 @@ def _parameters(
 def _geometry(given: float | Potential | Norm, rule: str) -> Norm | Potential:
     """Return the geometry that a rule needs, from what the caller gave."""
     if rule in ("constant", "normalized") or (rule == "accelerated" and is_number(given)):
-        return as_potential(given, "p")
-    norm = as_norm(given, "p")
+        return as_potential(given, "geometry")
+    norm = as_norm(given, "geometry")
     if rule == "accelerated" and getattr(norm, "p", 2.0) in (1, math.inf):
         raise ValueError(
             "rule='accelerated' needs a norm whose dual is smooth, such as PNorm(1.1);"

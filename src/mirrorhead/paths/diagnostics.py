@@ -63,7 +63,7 @@ def diagnose(path: Path, tol: float = 1e-9) -> Diagnostics:
 
     >>> from mirrorhead.synthetic import random_problem
     >>> from mirrorhead.paths.descent import descend
-    >>> diagnose(descend(random_problem(trials=3), p=2, steps=1000))
+    >>> diagnose(descend(random_problem(trials=3), geometry=2, steps=1000))
     Diagnostics(p=2, divergence 6.0e-03, norm 89.6, mass 1.000000, locally optimal 3 of 3,
         rate -1.95 (Theorem 4: -1, often seen: -2))
     """

@@ -19,12 +19,13 @@ from torch import Tensor
 
 from mirrorhead._checks import as_tensor, check_integer, check_seed
 from mirrorhead.geometry import PNorm
-from mirrorhead.geometry._powers import check_p, dual_exponent, lp_norm
+from mirrorhead.geometry._choice import as_smooth_pnorm
+from mirrorhead.geometry._powers import dual_exponent, lp_norm
 from mirrorhead.margin import MarginSolution
 from mirrorhead.paths._continuation import COARSE, INSIDE, SAME, Balls, minima_in_balls
 from mirrorhead.paths._excess_loss import ExcessLoss, log_loss
 from mirrorhead.paths._lbfgs import Function
-from mirrorhead.paths.descent import divergence_to
+from mirrorhead.paths.descent import divergence_to, title
 from mirrorhead.problem import AttentionProblem, check_problem
 
 ROUNDS = 5  # of v given W and W given v in a joint search, after both were moved together
@@ -34,7 +35,7 @@ ROUNDS = 5  # of v given W and W given v in a joint search, after both were move
 class RegularizationPath:
     """The best weights found at each radius; ... stands for the trials.
 
-    p, radii: the norm, and the radii, (radii, ...).
+    geometry, radii: the norm, and the radii, (radii, ...).
     W: (radii, ..., d, d).
     log_excess: log(L(W) - L*), (radii, ...); for a joint path log L(v, W).
     norms: ||W||_p, (radii, ...): the radius, or less where the minimum lies inside the ball;
@@ -44,7 +45,7 @@ class RegularizationPath:
     v, head_radii: the same for the head, (radii, ..., d) and (radii,); None unless joint.
     """
 
-    p: float
+    geometry: PNorm
     radii: Tensor
     W: Tensor
     log_excess: Tensor
@@ -85,7 +86,7 @@ class RegularizationPath:
     def __repr__(self) -> str:
         joint = ", joint" if self.v is not None else ""
         return (
-            f"RegularizationPath(p={self.p:g}, trials={tuple(self.W.shape[1:-2])},"
+            f"RegularizationPath({title(self.geometry)}, trials={tuple(self.W.shape[1:-2])},"
             f" {len(self.W)} radii {float(self.radii.min()):.3g} to {float(self.radii.max()):.3g},"
             f" log-excess {float(self.log_excess[-1].median()):.4g} at the last,"
             f" {float(self.optima.double().mean()):.1f} optima seen{joint})"
@@ -94,7 +95,7 @@ class RegularizationPath:
 
 def regularization_path(
     problem: AttentionProblem,
-    p: float,
+    geometry: float | PNorm,
     radii: Sequence[float] | Tensor,
     starts: int = 8,
     seed: int = 0,
@@ -113,7 +114,7 @@ def regularization_path(
 
     Args:
         problem: with one head and labels +1 and -1.
-        p: the norm, greater than 1.
+        geometry: a p-norm, 1 < p < inf; a number stands for `PNorm`.
         radii: increasing, (radii,), or (radii, ...) where each trial has its own.
         starts: the number of searches.
         seed: of the random directions, which are the same for all trials.
@@ -122,13 +123,13 @@ def regularization_path(
 
     >>> X = torch.tensor([[[2.0, 0.0], [0.0, 1.0]]])
     >>> problem = AttentionProblem(X, z=X[:, 0], y=[1.0], v=[1.0, 1.0])
-    >>> path = regularization_path(problem, p=2, radii=[1.0, 10.0, 1000.0])
+    >>> path = regularization_path(problem, geometry=2, radii=[1.0, 10.0, 1000.0])
     >>> path.W[-1, :, 0]  # of norm 1000, along the lp-AttSVM solution (.2, 0; -.1, 0)
     tensor([ 894.4272, -447.2136], dtype=torch.float64)
     >>> path.log_excess, path.tokens.squeeze(-1)
     (tensor([   -6.6054,   -46.8483, -4474.2629], dtype=torch.float64), tensor([0, 0, 0]))
     """
-    p = check_p(p)
+    p = as_smooth_pnorm(geometry).p
     flat = _flattened(check_problem(problem, plain=True))
     starts, seed = check_integer("starts", starts, 1), check_seed(seed)
     radii = _check_radii("radii", radii, problem.trials).to(flat.X.device)
@@ -157,7 +158,7 @@ def regularization_path(
 
 def joint_regularization_path(
     problem: AttentionProblem,
-    p: float,
+    geometry: float | PNorm,
     radii: Sequence[float] | Tensor,
     head_radii: Sequence[float] | Tensor,
     starts: int = 16,
@@ -176,12 +177,12 @@ def joint_regularization_path(
 
     Args:
         problem: with one head, labels +1 and -1 and the logistic loss.
-        p: the norm, greater than 1.
+        geometry: a p-norm, 1 < p < inf; a number stands for `PNorm`.
         radii, head_radii: R and r, increasing, as many of one as of the other; each
             (radii,) or (radii, ...) where each trial has its own.
         starts, seed: as in `regularization_path`.
     """
-    p = check_p(p)
+    p = as_smooth_pnorm(geometry).p
     flat = _flattened(check_problem(problem, plain=True, head=True))
     starts, seed = check_integer("starts", starts, 1), check_seed(seed)
     if problem.loss_name != "logistic":
@@ -240,7 +241,7 @@ def _path(
     tokens = torch.stack([problem.select(w) for w in W])
     values = values.reshape(*values.shape[:2], *problem.trials)
     return RegularizationPath(
-        p=p,
+        geometry=PNorm(p),
         radii=radii,
         W=W,
         log_excess=values[:, 0],

@@ -20,25 +20,27 @@ import torch
 from torch import Tensor
 
 from mirrorhead._checks import as_floats
-from mirrorhead.geometry._powers import check_p
+from mirrorhead.geometry import PNorm
+from mirrorhead.geometry._choice import as_smooth_pnorm
 from mirrorhead.problem import AttentionProblem, check_problem
 
 # Tokens of a problem that `warn_if_too_large` checks: more would take longer than the descent.
 CHECKED = 512
 
 
-def largest_step(problem: AttentionProblem, W: Tensor, p: float) -> Tensor:
+def largest_step(problem: AttentionProblem, W: Tensor, geometry: float | PNorm) -> Tensor:
     """Return the largest eta for which psi - eta L is convex at W, (...); inf if L is concave.
 
-    For p > 2 it is zero where an entry of W is zero: Hess psi vanishes there. For one head
-    and labels +-1. Needs two dense nT x nT matrices per trial, and their eigenvalues.
+    For p-norms, 1 < p < inf, one head and labels +-1. For p > 2 it is zero where an entry of W is
+    zero: Hess psi vanishes there. Needs two dense nT x nT matrices per trial, and their
+    eigenvalues.
 
     >>> X = torch.tensor([[[2.0, 0.0], [0.0, 1.0]]])
     >>> problem = AttentionProblem(X, z=X[:, 0], y=[1.0], v=[1.0, 1.0])
-    >>> largest_step(problem, torch.eye(2), p=2)
+    >>> largest_step(problem, torch.eye(2), geometry=2)
     tensor(23.8630, dtype=torch.float64)
     """
-    p = check_p(p)
+    p = as_smooth_pnorm(geometry).p
     check_problem(problem, plain=True)
     X, z = problem.X, problem.z
     n, T = X.shape[-3:-1]

@@ -96,7 +96,7 @@ def run(settings: Settings) -> dict[str, Tensor]:
             rows["distinguishable"].append(torch.as_tensor(choice.distinguishable))
             accuracy, bounds, descent = [], [], []
             for p in (*settings.p, *((1.0, math.inf) if settings.ends else ())):
-                solution = attention_svm(*seen, p=p, tol=settings.tol)
+                solution = attention_svm(*seen, geometry=p, tol=settings.tol)
                 accuracy.append(_accuracy(fresh, solution.W))
                 if p in settings.p:
                     bounds.append(solution.norm * _dual_radius(seen, p))

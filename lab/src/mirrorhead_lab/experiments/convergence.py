@@ -67,7 +67,7 @@ def lengths_needed(path: Path, patience: int) -> Tensor:
     are, for at most `patience` times its length. 0 means that they are not even then.
 
     >>> from mirrorhead.synthetic import random_problem
-    >>> lengths_needed(descend(random_problem(5), p=2, steps=100), patience=8)
+    >>> lengths_needed(descend(random_problem(5), geometry=2, steps=100), patience=8)
     tensor([4, 4, 8, 4, 2])
     """
     p, W, length = path.p, path.W[-1].clone(), 1
