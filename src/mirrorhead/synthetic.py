@@ -1,4 +1,14 @@
-"""Random attention problems as in the paper's appendix H.2, and the paper's Example 2."""
+"""Random attention problems as in the paper's appendix H.2, and the paper's Examples 1 and 2.
+
+| figure | problem | start |
+| --- | --- | --- |
+| 3 | `example_1()` | none: margins only |
+| 4 | `authors_problem()`, seeds 1 to 100 | W(0) of standard deviation 1, drawn without a seed |
+| 5 | `authors_problem(1)`, entries (1, 2) and (3, 4) of W | W(0) = 0 |
+| 6, 7 | `example_2(halved=True)`, W and v trained | W(0) = 0, v(0) = 0 |
+
+All use lr .1 and normalised steps: 1,500 for p = 1.75, 2,000 for p = 2 and 20,000 for p = 3.
+"""
 
 from __future__ import annotations
 
@@ -86,6 +96,47 @@ def _draw(shape: tuple[int, ...], distribution: str, generator: torch.Generator)
     raise ValueError(
         f"distribution must be normal, uniform, sparse or rank-one; got {distribution!r}"
     )
+
+
+def authors_problem(
+    trials: int = 100, n: int = 6, T: int = 8, d: int = 10, first: int = 1
+) -> AttentionProblem:
+    """The trials of Figure 4 as the authors' published code draws them; seed 1 is Figure 5's.
+
+    One float32 generator a trial, of seed first + k, draws v, y, X and z in this order: normal
+    numbers, of which y keeps the sign. The vectors are normalised in float32. Their W(0) has no
+    seed, so nobody can draw it again: `random_weights(problem, 1.0)` has the same distribution.
+
+    >>> authors_problem(2)
+    AttentionProblem(trials=(2,), n=6, T=8, d=10, logistic)
+    """
+    for name, value in (("trials", trials), ("n", n), ("T", T), ("d", d)):
+        check_integer(name, value, 1)
+    check_integer("first", first, 0)
+    drawn = []
+    for seed in range(first, first + trials):
+        generator = torch.Generator().manual_seed(seed)
+        shapes = ((d,), (n,), (n, T, d), (n, d))
+        drawn.append([torch.randn(shape, generator=generator) for shape in shapes])
+    v, y, X, z = (torch.stack(part) for part in zip(*drawn, strict=True))
+    X, z, v = (x / x.norm(dim=-1, keepdim=True) for x in (X, z, v))
+    return AttentionProblem(X, z, (y > 0) * 2.0 - 1, v)
+
+
+def example_1(origin: bool = True) -> AttentionProblem:
+    """Example 1: X_1 = (5, 0), (0, 0), (0, 1), X_2 = -X_1, y = 1, -1, z_i the first token.
+
+    Its matrices are not legible in every copy. `origin=False` is the other reading, without the
+    token (0, 0), which is then padding. The example names no head. Here v is (1/5, 0), the lp-SVM
+    solution of the first tokens, under which they have the highest scores.
+
+    >>> example_1(origin=False)
+    AttentionProblem(trials=(), n=2, T=3, d=2, logistic, masked)
+    """
+    first = torch.tensor([[5.0, 0.0], [0.0, 0.0], [0.0, 1.0]])
+    X = torch.stack([first, -first])
+    mask = None if origin else torch.tensor([[True, False, True]] * 2)
+    return AttentionProblem(X, X[:, 0], [1.0, -1.0], [0.2, 0.0], mask=mask)
 
 
 def example_2(halved: bool = False) -> AttentionProblem:

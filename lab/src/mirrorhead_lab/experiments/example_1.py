@@ -20,6 +20,7 @@ import torch
 
 from mirrorhead import AttentionProblem, attention_svm, descend, svm
 from mirrorhead.paths.descent import direction_divergence, recorded_steps
+from mirrorhead.synthetic import example_1
 from mirrorhead_lab.experiments.experiment import Experiment, Result, TrialSettings
 from mirrorhead_lab.plots import Figure, legend_below, panels
 from mirrorhead_lab.verdicts import Verdict, judge
@@ -46,12 +47,11 @@ def run(settings: Settings) -> dict[str, torch.Tensor]:
     descent from 0 at p = 3, (1, readings, records, 2, 2), and divergence, (1, readings,
     records); margin: 1/||v||_3 for each choice of tokens, 0 where they do not separate the
     labels, (1, choices)."""
-    first = torch.tensor(TOKENS, dtype=torch.float64)
-    X = torch.stack([first, -first]).expand(2, 2, 3, 2)
-    y, v = torch.tensor([[1.0, -1.0]] * 2), torch.tensor([[0.2, 0.0]] * 2)
     # The readings are two trials; a mask takes the token (0, 0) away in the second.
     mask = torch.tensor(list(READINGS.values())).unsqueeze(1).expand(2, 2, 3)
-    problem = AttentionProblem(X, X[:, :, 0], y, v, mask=mask)
+    one = example_1()
+    X, z, y, v = (torch.stack([x, x]) for x in (one.X, one.z, one.y, one.v))
+    problem = AttentionProblem(X, z, y, v, mask=mask)
     data = (problem.X, problem.z, torch.zeros(2, 2, dtype=torch.long))
     solutions = [attention_svm(*data, p, settings.tol, mask=problem.mask) for p in settings.p]
     for solution in solutions:
