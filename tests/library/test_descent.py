@@ -23,6 +23,7 @@ from mirrorhead.paths import _compiled, _update_rules, descent
 from mirrorhead.paths._compiled import Loop, compiled_loop
 from mirrorhead.paths._update_rules import Accelerated, Normalized, Rule, State, grad_phi
 from mirrorhead.paths.diagnostics import fitted_slope, observed_rate, theorem_rate
+from mirrorhead.paths.step_size import log_largest_step
 from mirrorhead.problem import Gradient
 from mirrorhead.synthetic import example_2, random_problem, random_weights
 
@@ -442,6 +443,9 @@ def test_remark_1_is_the_hessian_bound() -> None:
             for factor, convex in ((1 - 1e-6, True), (1 + 1e-6, False)):
                 lowest = torch.linalg.eigvalsh(torch.diag(psi) - factor * steps[k] * H)[0]
                 assert bool(lowest > 0) is convex
+    # Far out the step is as large as the gradient is small: in float64 its logarithm alone.
+    near, far = (log_largest_step(problem, size * W, 2) for size in (1e4, 2e4))
+    assert (far > 1.9 * near).all() and (near > 100).all() and far.isfinite().all()
     assert not mh.largest_step(problem, torch.zeros_like(W), 3).any()
     assert not mh.largest_step(problem, 1e-200 * W, 50).any()  # |w|^-48 is infinite
     with pytest.raises(ValueError, match="W must give finite logits"):

@@ -77,7 +77,8 @@ def test_the_printed_proof_of_lemma_5_ends_with_the_opposite_inequality() -> Non
 @pytest.mark.slow
 @given(exponents, seeds)
 def test_lemma_15(p: float, seed: int) -> None:
-    left, right = theory.lemma_15(mh.PNorm(p), *normal(3, 4, 4, seed=seed))
+    w, w1, w2 = normal(3, 4, 4, seed=seed)
+    left, right = theory.lemma_15(mh.PNorm(p), w, w1, w2)
     torch.testing.assert_close(left, right)
 
 

@@ -40,23 +40,34 @@ def largest_step(problem: AttentionProblem, W: Tensor, geometry: float | PNorm) 
     >>> largest_step(problem, torch.eye(2), geometry=2)
     tensor(23.8630, dtype=torch.float64)
     """
+    return log_largest_step(problem, W, geometry).exp()
+
+
+def log_largest_step(problem: AttentionProblem, W: Tensor, geometry: float | PNorm) -> Tensor:
+    """Return the logarithm of `largest_step`, (...): far out in the paper's cones it is 1e9.
+
+    The logits' slopes g are exp(m) times numbers of size one, where m is the lead of the second
+    token (`problem.py`); so B is computed in units of its largest sample.
+    """
     p = as_smooth_pnorm(geometry).p
     check_problem(problem, plain=True)
     X, z = problem.X, problem.z
     n, T = X.shape[-3:-1]
-    logits = problem.logits(W)  # (..., n, T); also checks W
-    if not bool((logits < torch.inf).all()):
-        raise ValueError("W must give finite logits X W z")
     W = as_floats("W", W, X)
-    s = logits.softmax(-1)
-    a = problem.scores()
-    margin = (s * a).sum(-1, keepdim=True)
-    g = s * (a - margin)
-    slope = -problem.loss_function.log_slope(margin).exp().unsqueeze(-1)  # l', (..., n, 1, 1)
-    curvature = -slope * problem.loss_function.relative_curvature(margin).unsqueeze(-1)
+    if not bool((problem.logits(W) < torch.inf).all()):  # also checks the shape of W
+        raise ValueError("W must give finite logits X W z")
+    forward = problem._forward(problem._weights(W))
+    token, rest, tail, selected, gap, shortfall = (x.squeeze(-2) for x in forward[:6])
+    s = (rest * tail).scatter(-1, token, 1.0) * selected
+    g = (rest * (tail * shortfall - gap)).scatter(-1, token, shortfall) * selected  # over exp(m)
+    margin = problem.scores().gather(-1, token) - tail * shortfall
+    curvature = problem.loss_function.relative_curvature(margin) * tail
+    B = curvature.unsqueeze(-1) * g.unsqueeze(-1) * g.unsqueeze(-2)
     mixed = g.unsqueeze(-1) * s.unsqueeze(-2)
-    B = curvature * g.unsqueeze(-1) * g.unsqueeze(-2)
-    B = (B + slope * (torch.diag_embed(g) - mixed - mixed.mT)) / n  # (..., n, T, T)
+    B = (B - torch.diag_embed(g) + mixed + mixed.mT) / n  # (..., n, T, T), over -l' exp(m)
+    log_scale = forward.log_scale.squeeze(-1) - selected.squeeze(-1).log()
+    largest = log_scale.amax(-1, keepdim=True)
+    B = B * (log_scale - largest).exp()[..., None, None]
 
     inverse = W.abs().pow(2 - p) / (p - 1)
     # For p > 2 an entry at zero, or nearly, makes the step zero.
@@ -74,8 +85,8 @@ def largest_step(problem: AttentionProblem, W: Tensor, geometry: float | PNorm) 
     values, vectors = torch.linalg.eigh(gram)
     root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
     top = torch.linalg.eigvalsh(root.mT @ blocks @ root)[..., -1]
-    step = torch.where(top > 0, 1 / top.where(top > 0, 1), torch.inf)
-    return step.masked_fill(flat, 0.0)
+    log_step = torch.where(top > 0, -top.where(top > 0, 1).log(), torch.inf)
+    return (log_step - largest.squeeze(-1)).masked_fill(flat, -torch.inf)
 
 
 def warn_if_too_large(
