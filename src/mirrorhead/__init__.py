@@ -8,6 +8,11 @@ from typing import TYPE_CHECKING, Any
 from mirrorhead._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from mirrorhead.bias import LinearProblem as LinearProblem
+    from mirrorhead.bias import MarginProfile as MarginProfile
+    from mirrorhead.bias import OptimizerPath as OptimizerPath
+    from mirrorhead.bias import follow as follow
+    from mirrorhead.bias import margin_profile as margin_profile
     from mirrorhead.cross_validation import PChoice as PChoice
     from mirrorhead.cross_validation import choose_p as choose_p
     from mirrorhead.geometry import Centered as Centered
@@ -54,6 +59,7 @@ if TYPE_CHECKING:
 # The same names again, for the interpreter. A name is imported when it is first used, because
 # torch takes a second to import. A test compares the two lists.
 _NAMES = {
+    "bias": "LinearProblem MarginProfile OptimizerPath follow margin_profile",
     "cross_validation": "PChoice choose_p",
     "problem": "AttentionProblem Gradient",
     "margin": "Check MarginSolution attention_svm multiclass_svm svm",

@@ -380,7 +380,7 @@ class AttentionProblem:
             gaps = best - values  # (..., n, heads, T, classes)
             missing = tail * selected * (rest.unsqueeze(-2) @ gaps).squeeze(-2)
             output = (best.squeeze(-2) - missing).sum(-2)  # (..., n, classes)
-            weights, log_slope = _cross_entropy_slope(output, self.y)
+            weights, log_slope = cross_entropy_slope(output, self.y)
             gap = -(gaps @ weights[..., None, :, None]).squeeze(-1)
             shortfall = selected * (rest * gap).sum(-1, keepdim=True)
         log_scale = log_slope.unsqueeze(-1) + (log_tail - excess.log1p()).squeeze(-1)
@@ -422,7 +422,7 @@ class _Forward(NamedTuple):
     weights: Tensor  # dl/df over exp(log_slope), (..., n, classes or 1)
 
 
-def _cross_entropy_slope(output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def cross_entropy_slope(output: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """The slope of cross-entropy in the outputs as (weights, log of 1 - p_true).
 
     It is p_c - [c true]; over 1 - p_true that is -1 at the true class and the shares of
