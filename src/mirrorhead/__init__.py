@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from mirrorhead.optim import attention_param_groups as attention_param_groups
     from mirrorhead.patches import Patch as Patch
     from mirrorhead.patches import PatchError as PatchError
+    from mirrorhead.patches import WeightReceiver as WeightReceiver
+    from mirrorhead.patches import WeightSync as WeightSync
     from mirrorhead.paths import Diagnostics as Diagnostics
     from mirrorhead.paths import Path as Path
     from mirrorhead.paths import RegularizationPath as RegularizationPath
@@ -65,7 +67,7 @@ _NAMES = {
     "margin": "Check MarginSolution attention_svm multiclass_svm svm",
     "native": "",
     "optim": "MirrorAdam MirrorDescent ParamGroups attention_param_groups",
-    "patches": "Patch PatchError",
+    "patches": "Patch PatchError WeightReceiver WeightSync",
     "paths": "Diagnostics Path RegularizationPath assumption_b descend diagnose"
     " joint_regularization_path largest_step regularization_path",
     "geometry": "Centered Grouped HyperbolicEntropy KSupport Knee Norm PNorm Potential Schatten"

@@ -12,7 +12,8 @@ import errno
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,8 +47,10 @@ class TensorPatch:
     index: Tensor | None  # (count,), int64, ascending positions in the flat tensor; None: all
     values: Tensor  # (count,), what stands there after `apply`
     originals: Tensor | None  # (count,), what stands there in the base; None if not known
-    base: str | None  # SHA-256 of the base's tensor; None if the base has no such tensor
-    result: str | None  # SHA-256 of the patched tensor; None if not known
+    #: Hash of the base's tensor: SHA-256, or a fingerprint if the patch is of a `WeightSync`. None
+    #: if the base has no such tensor.
+    base: str | None
+    result: str | None  # the same of the patched tensor; None if not known
     #: Other names of the same tensor. A checkpoint may have one of them, or a copy for each.
     tied: tuple[str, ...] = ()
 
@@ -99,13 +102,31 @@ def check_destination(path: Path) -> None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent))
     if path.is_dir():
         raise PatchError(f"file must be the path of a file, got the folder {path}")
-    if path.exists():
-        try:
-            _, metadata = read_header(path)
-        except PatchError:
-            metadata = {}
-        if KEY not in metadata:
-            raise PatchError(f"{path} exists and is not a patch: it is not overwritten")
+    if path.exists() and not is_patch(path):
+        raise PatchError(f"{path} exists and is not a patch: it is not overwritten")
+
+
+def is_patch(path: Path) -> bool:
+    """Whether this is a patch file, by its header."""
+    try:
+        return KEY in read_header(path)[1]
+    except PatchError:
+        return False
+
+
+def read_hashes(path: Path) -> tuple[dict[str, str | None], dict[str, str | None], bool]:
+    """The hash of each name before and after, from the header alone; whether it has originals."""
+    file = FileCheckpoint([path], str(path))
+    with _damage_of(path):
+        records = _content(file)["tensors"]
+        base: dict[str, str | None] = {}
+        result: dict[str, str | None] = {}
+        for record in records:
+            for name in (record["name"], *record.get("tied", [])):
+                _name(name, base)
+                base[name], result[name] = _hash(record["base"]), _hash(record["result"])
+        stored = any(name.startswith("originals.") for name in file.infos)
+        return base, result, stored and None not in base.values()
 
 
 def decode(path: Path) -> tuple[dict[str, TensorPatch], int, dict[str, Any]]:
@@ -114,21 +135,35 @@ def decode(path: Path) -> tuple[dict[str, TensorPatch], int, dict[str, Any]]:
     Nothing in the file is trusted: what is allocated is at most some tens of times its length.
     """
     file = FileCheckpoint([path], str(path))
+    with _damage_of(path):
+        content = _content(file)
+        weights = _natural(content["weights"], "weights")
+        return _decoded(file, content), weights, _config(content.get("config", {}))
+
+
+@contextmanager
+def _damage_of(path: Path) -> Iterator[None]:
+    """Name the file in which something is malformed."""
+    try:
+        yield
+    except (KeyError, TypeError, _Malformed) as error:
+        raise PatchError(f"{path} is damaged: {error}") from error
+
+
+def _content(file: FileCheckpoint) -> Any:
+    """What the metadata says, in a version that this mirrorhead reads."""
+    (path,) = file.files
     try:
         content = json.loads(file.metadata[path][KEY])
     except KeyError:
         raise PatchError(f"{path} is not a patch: its metadata has no {KEY!r}") from None
     except (ValueError, RecursionError) as error:
         raise PatchError(f"{path}: the metadata is not JSON: {error}") from error
-    try:
-        if type(content["version"]) is not int or content["version"] != VERSION:  # True is 1 too
-            raise PatchError(
-                f"{path} has version {content['version']!r}; this mirrorhead reads {VERSION}"
-            )
-        weights = _natural(content["weights"], "weights")
-        return _decoded(file, content), weights, _config(content.get("config", {}))
-    except (KeyError, TypeError, _Malformed) as error:
-        raise PatchError(f"{path} is damaged: {error}") from error
+    if type(content["version"]) is not int or content["version"] != VERSION:  # True is 1 too
+        raise PatchError(
+            f"{path} has version {content['version']!r}; this mirrorhead reads {VERSION}"
+        )
+    return content
 
 
 class _Malformed(Exception):
@@ -160,6 +195,8 @@ def _decoded(file: FileCheckpoint, content: Any) -> dict[str, TensorPatch]:
             if len(index) != count:
                 raise _Malformed(f"the index ends before tensor {name!r}")
         base, result = _hash(record["base"]), _hash(record["result"])
+        if base is not None and result is not None and len(base) != len(result):
+            raise _Malformed(f"tensor {name!r} has hashes of two kinds")
         if base is None and index is not None:
             raise _Malformed(f"tensor {name!r} is new, but not whole")
         values = _take(left, f"values.{info.dtype}", count)
@@ -261,7 +298,7 @@ def _natural(value: Any, what: str) -> int:
     return value
 
 
-def _name(name: Any, tensors: dict[str, TensorPatch]) -> str:
+def _name(name: Any, tensors: Mapping[str, Any]) -> str:
     # Names are printed: one with an escape sequence could write anything to a terminal.
     if not isinstance(name, str) or not name.isprintable() or name in tensors:
         raise _Malformed(f"{name!r} is not a name, or is there twice")
@@ -285,6 +322,8 @@ def _config(value: Any) -> dict[str, Any]:
 
 
 def _hash(value: Any) -> str | None:
-    if value is not None and not (isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value)):
-        raise _Malformed(f"{value!r} is not a SHA-256 in hexadecimal digits")
+    if value is None:
+        return None
+    if not isinstance(value, str) or not re.fullmatch("[0-9a-f]{64}|[0-9a-f]{32}", value):
+        raise _Malformed(f"{value!r} is not a SHA-256 or a fingerprint in hexadecimal digits")
     return value

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mirrorhead._files import new_file, new_folder, sha256_of, write_json
+from mirrorhead.patches import fingerprint
 from mirrorhead.patches.checkpoints import (
     INDEX_FILE,
     Checkpoint,
@@ -27,6 +28,7 @@ from mirrorhead.patches.checkpoints import (
     write_header,
 )
 from mirrorhead.patches.file_format import TensorPatch
+from mirrorhead.patches.fingerprint import Fingerprint
 from mirrorhead.patches.model_config import Files
 
 #: Weights in other formats, which would be stale beside the copy.
@@ -66,8 +68,26 @@ def _span(start: int, piece: Tensor, index: Tensor | None) -> slice:
     return slice(*(ends if index is None else torch.searchsorted(index, ends)).tolist())
 
 
-def digests(source: Checkpoint, name: str, index: Tensor | None, values: Tensor) -> tuple[str, str]:
-    """SHA-256 of a tensor as it is, and with the values in it."""
+def digest(source: Checkpoint, name: str, like: str | None) -> str:
+    """Hash of a tensor: of the kind of `like`, or SHA-256."""
+    if like is not None and len(like) == fingerprint.DIGITS:
+        return str(Fingerprint.total(Fingerprint.of(piece, k) for k, piece in source.pieces(name)))
+    return source.digest(name)
+
+
+def digests(
+    source: Checkpoint, name: str, index: Tensor | None, values: Tensor, like: str | None = None
+) -> tuple[str, str]:
+    """Hash of a tensor as it is, and with the values in it: of the kind of `like`, or SHA-256."""
+    if like is not None and len(like) == fingerprint.DIGITS:
+        total = change = Fingerprint()
+        for start, piece in source.pieces(name):
+            here = _span(start, piece, index)
+            places = start if index is None else index[here]
+            total += Fingerprint.of(piece, start)
+            change += Fingerprint.of(values[here], places)
+            change -= Fingerprint.of(picked(start, piece, index), places)
+        return str(total), str(total + change)
     plain, changed = hashlib.sha256(), hashlib.sha256()
     for start, piece in source.pieces(name):
         plain.update(raw(piece))
@@ -91,14 +111,14 @@ def by_target_name(target: Checkpoint, tensors: Patches) -> dict[str, TensorPatc
 
 def check_applicable(target: Checkpoint, tensors: Patches, step: Step) -> None:
     """Raise PatchError unless every tensor is the base's, to the bit."""
-    _check_shapes(target, tensors)
+    check_shapes(target, tensors)
     problems = []
     for name, patch in tensors.items():
         if patch.added:
             if patch.result not in (None, sha256_of(raw(patch.values))):
                 problems.append(f"the values for {name!r} are not those that the patch names")
             continue
-        found, result = digests(target, name, patch.index, patch.values)
+        found, result = digests(target, name, patch.index, patch.values, patch.base)
         if found == patch.base and patch.result not in (None, result):
             problems.append(f"the values for {name!r} do not give the result that the patch names")
         elif found != patch.base and found == patch.result:
@@ -111,7 +131,7 @@ def check_applicable(target: Checkpoint, tensors: Patches, step: Step) -> None:
 
 def check_revertible(target: Checkpoint, tensors: Patches, step: Step) -> None:
     """Raise PatchError unless putting the originals back gives the base, to the bit."""
-    _check_shapes(target, tensors)
+    check_shapes(target, tensors)
     problems = []
     for name, patch in tensors.items():
         if name not in target.infos:  # a new tensor, which is gone already
@@ -119,13 +139,17 @@ def check_revertible(target: Checkpoint, tensors: Patches, step: Step) -> None:
         before = None if patch.added else patch.before()
         if not _holds(target, name, patch):
             problems.append(f"{name!r} does not hold the patch's values")
-        elif before is not None and digests(target, name, patch.index, before)[1] != patch.base:
+        elif before is not None and _digest_with(target, name, patch, before) != patch.base:
             problems.append(f"{name!r} was changed after it was patched, or has another base")
         step(target.infos[name].bytes)
     refuse(f"the patch cannot be reverted on {target.label}: ", problems)
 
 
-def _check_shapes(target: Checkpoint, tensors: Patches) -> None:
+def _digest_with(target: Checkpoint, name: str, patch: TensorPatch, values: Tensor) -> str:
+    return digests(target, name, patch.index, values, patch.base)[1]
+
+
+def check_shapes(target: Checkpoint, tensors: Patches) -> None:
     problems = []
     for name, patch in tensors.items():
         if name not in target.infos:

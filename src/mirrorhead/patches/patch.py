@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from bisect import bisect_right
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from mirrorhead._checks import check_integer, check_seed
 from mirrorhead._files import sha256_of, write_atomically
-from mirrorhead.patches import export, in_place, model_config, overlay, selection
+from mirrorhead.patches import chains, export, in_place, model_config, overlay, selection
 from mirrorhead.patches.checkpoints import (
     Checkpoint,
     FileCheckpoint,
@@ -257,6 +258,78 @@ class Patch:
         found = cls(*merged(patches, method), configs[0] if same else {})
         return found if base is None else found._hashed(found._base(base), lambda name: None)
 
+    @property
+    def base_version(self) -> str:
+        """Hash of all tensors that the patch names, as they are in the base.
+
+        A patch of a `WeightSync` names every tensor of the model, so that this is the version of
+        the whole model.
+        """
+        return chains.version(chains.hashes(self.tensors, "base"))
+
+    @property
+    def version(self) -> str:
+        """The same after `apply`."""
+        self.check_verifiable()
+        return chains.version(chains.hashes(self.tensors, "result"))
+
+    def then(self, following: Patch) -> Patch:
+        """Return one patch that does what this one and then the following one do.
+
+        What changed and changed back is not in it, if both have their originals. PatchError if the
+        following patch was not made for the result of this one.
+
+        >>> states = [{"w": torch.tensor([float(k), 1.0])} for k in range(3)]
+        >>> first, second = (Patch.between(*pair) for pair in zip(states, states[1:]))
+        >>> jump = first.then(second)
+        >>> jump.apply(states[0])
+        >>> torch.equal(states[0]["w"], states[2]["w"])
+        True
+        """
+        if not isinstance(following, Patch):
+            raise TypeError(f"following must be a Patch, got {type(following).__name__}")
+        added = [p.info.size for p in self.tensors.values() if p.added and p.info.floating]
+        if self.weights + sum(added) != following.weights:
+            sizes = f"{self.weights + sum(added):,} and {following.weights:,} weights"
+            raise PatchError(f"the patches are of different models, of {sizes}")
+        tensors = chains.composed(self.tensors, following.tensors)
+        return Patch(tensors, self.weights, {**self.config, **following.config})
+
+    def inverse(self) -> Patch:
+        """Return the patch from the result back to the base; it needs the originals.
+
+        A patch that adds tensors or labels has none: use `revert`.
+        """
+        self.check_verifiable()
+        if self.config:
+            raise PatchError("a patch with labels has no inverse; use revert")
+        return replace(self, tensors=chains.inverted(self.tensors))
+
+    @classmethod
+    def chain(cls, patches: chains.Patches, start: str | None = None) -> Patch:
+        """Return one patch that leads from a version to the result of the last patch.
+
+        It takes as few of the patches as possible, in either direction where they have their
+        originals, so their order matters only for which is the last. PatchError if no way leads
+        there: a receiver then needs a full copy.
+
+        Args:
+            patches: patches, or files of patches, of which only headers are read until it is
+                known which are needed; or a folder with patches, the last by name.
+            start: the version to start from, by default the `base_version` of the first patch.
+        """
+        links = chains.links(patches)
+        route = chains.route(links, links[0].base if start is None else start, links[-1].result)
+        if not route:
+            return chains.opened(links[-1].patch)._empty()
+        parts = [chains.opened(link.patch) for link in route]
+        steps = [p.inverse() if link.back else p for p, link in zip(parts, route, strict=True)]
+        return functools.reduce(Patch.then, steps)
+
+    def _empty(self) -> Patch:
+        """The patch that changes nothing in what this one gives."""
+        return replace(self, tensors=chains.emptied(self.tensors))
+
     def without(self, *patterns: str) -> Patch:
         """Return the patch without the tensors whose names match one of the patterns.
 
@@ -385,7 +458,7 @@ class Patch:
                 continue
             if name not in source.infos:
                 raise PatchError(f"{source.label} has no tensor {name!r}")
-            if source.digest(name) != wanted:
+            if overlay.digest(source, name, wanted) != wanted:
                 raise PatchError(f"{source.label}: tensor {name!r} is not {what}")
             report.add(source.infos[name].bytes)
         report.finish()
