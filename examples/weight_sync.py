@@ -57,7 +57,8 @@ def train(folder: Path, steps: int) -> str:
         for old in sorted(folder.glob("*.safetensors"))[:-KEPT]:
             old.unlink()
     (folder / "end").write_text(sync.version)
-    share, dense = changed / steps / patch.weights, 2 * patch.weights
+    weights = sum(param.numel() for param in net.parameters())
+    share, dense = changed / steps / weights, 2 * weights
     print(f"trainer: {share:.1%} of the weights change in a step; patches of {sent / steps:,.0f}")
     print(f"         bytes in place of {dense:,}")
     return sync.version

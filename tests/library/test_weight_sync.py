@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import io
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 

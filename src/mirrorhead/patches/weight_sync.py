@@ -251,9 +251,11 @@ class WeightSync:
         """The weights as they are now, as the base."""
         parts = {}
         sums: dict[str, Fingerprint] = {}
-        for name, (info, tensor, region) in self._regions().items():
+        regions = self._regions()
+        aliases = self._aliases or {}
+        for name, (info, tensor, region) in regions.items():
             snapshot = tensor.reshape(-1).to(DTYPES[info.dtype], copy=True)
-            tied = tuple(sorted(n for n, first in self._aliases.items() if first == name))
+            tied = tuple(sorted(n for n, first in aliases.items() if first == name))
             parts[name] = _Part(info, tied, region, snapshot, Fingerprint())
             if region.owned:
                 sums[name] = Fingerprint.total(_sums_of(snapshot, region))
