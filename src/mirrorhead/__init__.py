@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mirrorhead.geometry import Potential as Potential
     from mirrorhead.geometry import Schatten as Schatten
     from mirrorhead.geometry import SoftThreshold as SoftThreshold
+    from mirrorhead.losses import Loss as Loss
     from mirrorhead.margin import Check as Check
     from mirrorhead.margin import MarginSolution as MarginSolution
     from mirrorhead.margin import attention_svm as attention_svm
@@ -64,6 +65,7 @@ _NAMES = {
     "bias": "LinearProblem MarginProfile OptimizerPath follow margin_profile",
     "cross_validation": "PChoice choose_p",
     "problem": "AttentionProblem Gradient",
+    "losses": "Loss",
     "margin": "Check MarginSolution attention_svm multiclass_svm svm",
     "native": "",
     "optim": "MirrorAdam MirrorDescent ParamGroups attention_param_groups",

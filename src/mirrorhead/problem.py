@@ -31,7 +31,7 @@ from torch import Tensor
 from mirrorhead._checks import as_floats, as_tensor, check_data, check_signs
 from mirrorhead.geometry import Norm, PNorm
 from mirrorhead.geometry._powers import check_exponent, expand, lp_norm
-from mirrorhead.losses import Loss, get_loss
+from mirrorhead.losses import Logistic, Loss, get_loss
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +97,8 @@ class AttentionProblem:
         y: labels +1 or -1, (..., n); with `classes`, integers 0 ... classes - 1.
         v: the linear head, (..., d); with `heads` and `classes`, (..., heads, classes, d)
             without the dimensions that are not asked for.
-        loss: "logistic", "exponential" or "linear"; with `classes`, cross-entropy.
+        loss: "logistic", "exponential", "linear" or a `Loss` of your own; with `classes`,
+            cross-entropy.
         mask: (..., n, T) bool, False at padding.
         heads: the number of heads. f is their sum, each with its own W and v, and W is then
             (..., heads, d, d).
@@ -122,7 +123,7 @@ class AttentionProblem:
     z: Tensor
     y: Tensor
     v: Tensor
-    loss_name: str
+    loss_function: Loss
     mask: Tensor | None
     heads: int | None
     classes: int | None
@@ -134,13 +135,13 @@ class AttentionProblem:
         z: Tensor,
         y: Tensor | list[float],
         v: Tensor | list[float],
-        loss: str = "logistic",
+        loss: str | Loss = "logistic",
         mask: Tensor | None = None,
         heads: int | None = None,
         classes: int | None = None,
         scores: Tensor | None = None,
     ) -> None:
-        get_loss(loss)
+        loss_function = get_loss(loss)
         X, z, mask = check_data(X, z, mask)
         if 0 in X.shape:
             raise ValueError(f"X must be (..., n, T, d) and not empty, got {tuple(X.shape)}")
@@ -149,7 +150,7 @@ class AttentionProblem:
         for name, count, least in (("heads", heads, 1), ("classes", classes, 2)):
             if count is not None and (type(count) is not int or count < least):
                 raise ValueError(f"{name} must be None or an integer >= {least}, got {count!r}")
-        if classes is not None and loss != "logistic":
+        if classes is not None and type(loss_function) is not Logistic:
             raise ValueError(f"loss must be 'logistic' with classes, got {loss!r}")
         trials, n, d = X.shape[:-3], X.shape[-3], X.shape[-1]
         head = tuple(size for size in (heads, classes) if size is not None)
@@ -170,7 +171,7 @@ class AttentionProblem:
                 scores = scores.masked_fill(~mask, 0.0)
             scores = as_floats("scores", scores, X, tuple(X.shape[:-1]))
         vars(self).update(X=X, z=z, y=y, v=v, mask=mask, given_scores=scores)
-        vars(self).update(loss_name=loss, heads=heads, classes=classes)
+        vars(self).update(loss_function=loss_function, heads=heads, classes=classes)
 
     def __repr__(self) -> str:
         n, T, d = self.X.shape[-3:]
@@ -179,7 +180,9 @@ class AttentionProblem:
         masked = "" if self.mask is None else ", masked"
         scores = "" if self.given_scores is None else ", given scores"
         sizes = f"trials={self.trials}, n={n}, T={T}, d={d}"
-        return f"AttentionProblem({sizes}, {self.loss_name}{heads}{classes}{masked}{scores})"
+        return (
+            f"AttentionProblem({sizes}, {self.loss_function.name}{heads}{classes}{masked}{scores})"
+        )
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -191,7 +194,7 @@ class AttentionProblem:
     @property
     def options(self) -> dict[str, Any]:
         """The other arguments: together with `tensors` they are the whole problem."""
-        return {"loss": self.loss_name, "heads": self.heads, "classes": self.classes}
+        return {"loss": self.loss_function, "heads": self.heads, "classes": self.classes}
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> AttentionProblem:
         """Return the problem with a change of its leading dimensions, made to every tensor of it.
@@ -257,11 +260,6 @@ class AttentionProblem:
         if len(self.trials) != 1:
             raise ValueError(f"trial needs one leading dimension, the problem has {self.trials}")
         return self.mapped(lambda x: x[index])
-
-    @property
-    def loss_function(self) -> Loss:
-        """The loss as a function of the margin."""
-        return get_loss(self.loss_name)
 
     def logits(self, W: Tensor) -> Tensor:
         """X W z, (..., n, T), or (..., heads, n, T); -inf at padding."""

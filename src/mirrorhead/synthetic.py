@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from mirrorhead._checks import check_integer, is_number
+from mirrorhead.losses import Loss
 from mirrorhead.problem import AttentionProblem
 
 
@@ -27,7 +28,7 @@ def random_problem(
     T: int = 8,
     d: int = 10,
     first: int = 0,
-    loss: str = "logistic",
+    loss: str | Loss = "logistic",
     heads: int | None = None,
     classes: int | None = None,
 ) -> AttentionProblem:

@@ -68,7 +68,7 @@ def _slopes(problem: AttentionProblem, f: list[Any], y: int) -> list[Any]:
         "logistic": lambda: -1 / (1 + mpmath.exp(margin)),
         "exponential": lambda: -mpmath.exp(-margin),
         "linear": lambda: mpmath.mpf(-1),
-    }[problem.loss_name]()
+    }[problem.loss_function.name]()
     return [y * slope]
 
 

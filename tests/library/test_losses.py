@@ -8,7 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mirrorhead.losses import LOSSES, get_loss
+import mirrorhead as mh
+from mirrorhead.losses import LOSSES, Loss, check_assumption_a, get_loss
+from mirrorhead.synthetic import random_problem
 
 LOG_SLOPES = {
     "logistic": lambda x: -mpmath.log1p(mpmath.exp(x)),
@@ -111,7 +113,124 @@ def test_the_excess_grows_with_the_shortfall():
             assert bool((excess.diff() > 0).all()), (name, b)
 
 
+class Plain(Loss):
+    """A built-in loss by its value alone: all else is a default."""
+
+    def __init__(self, name):
+        self.of = name
+
+    def value(self, x):
+        return LOSSES[self.of].value(x)
+
+
+class Probit(Loss):
+    def value(self, x):
+        return -torch.special.log_ndtr(x)
+
+
+class Power(Loss):
+    """A heavy tail: 1/(1 + x) for x > 0, continued by a parabola."""
+
+    def value(self, x):
+        tail = 1 / (1 + x.clamp_min(0))
+        return torch.where(x > 0, tail, 1 - x + x * x)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_defaults_of_a_loss_agree_with_the_formulas(name):
+    """The slope to 1e-10 on [-30, 30], the curvature on [-10, 10]; the excess to 1e-8 of its size.
+
+    torch's second derivative of logsigmoid has no digits where it is below 1e-16.
+    """
+    plain, full = Plain(name), LOSSES[name]
+    x = torch.linspace(-30, 30, 61, dtype=torch.float64)
+    assert torch.allclose(plain.log_slope(x), full.log_slope(x), rtol=1e-10, atol=1e-10)
+    near = x[x.abs() <= 10]
+    expected = full.relative_curvature(near)
+    assert torch.allclose(plain.relative_curvature(near), expected, rtol=1e-9, atol=1e-9)
+    log_e = torch.linspace(-60, 4, 65, dtype=torch.float64)
+    b, log_e = torch.meshgrid(x, log_e, indexing="ij")
+    got, expected = plain.log_excess(b, log_e), full.log_excess(b, log_e)
+    assert torch.allclose(got, expected, rtol=0, atol=1e-8)
+
+
+def test_the_defaults_do_not_touch_the_graph_of_others():
+    x = torch.tensor([0.5], dtype=torch.float64)
+    assert not Probit().log_slope(x).requires_grad
+    x.requires_grad_()
+    (found,) = torch.autograd.grad(Probit().log_slope(x).sum(), x)
+    expected = -Probit().relative_curvature(x.detach())
+    assert torch.allclose(found, expected)
+
+
+@pytest.mark.parametrize("loss", [Probit(), Power(), *map(Plain, LOSSES), *LOSSES.values()])
+def test_losses_that_satisfy_assumption_a(loss):
+    check_assumption_a(loss)
+    assert get_loss(loss) is loss
+
+
+class Broken(Loss):
+    def __init__(self, value, **parts):
+        self.value_of, self.parts = value, parts
+
+    def value(self, x):
+        return self.value_of(x)
+
+    def log_slope(self, x):
+        own = self.parts.get("log_slope")
+        return super().log_slope(x) if own is None else own(x)
+
+    def log_excess(self, b, log_e):
+        own = self.parts.get("log_excess")
+        return super().log_excess(b, log_e) if own is None else own(b, log_e)
+
+
+@pytest.mark.parametrize(
+    ("loss", "says"),
+    [
+        (Broken(lambda x: (1 - x).clamp_min(0)), "decrease strictly"),  # the hinge
+        (Broken(torch.exp), "decrease strictly"),
+        (Broken(lambda x: -x.sin() - x), None),
+        (Broken(lambda x: -x.sin() - 0.9 * x), "decrease strictly"),
+        (Broken(lambda x: torch.maximum(-x, -0.1 * x)), "have a Lipschitz derivative"),
+        (Broken(lambda x: -x - x.clamp_max(0.3).sub(0.3).abs().pow(1.5).neg()), "Lipschitz"),
+        (Broken(lambda x: (-40 * x).exp()), "have finite values"),
+        (Broken(lambda x: -x, log_slope=lambda x: torch.ones_like(x)), "`log_slope` as its"),
+        (Broken(lambda x: -x, log_excess=lambda b, log_e: log_e + 1), "a `log_excess` that fits"),
+        (Broken(lambda x: -x.sum()), "act entry by entry"),
+        (Broken(lambda x: -x.float()), "act entry by entry on float64"),
+    ],
+)
+def test_assumption_a_is_checked_at_the_door(loss, says):
+    X = torch.ones(1, 2, 3)
+    if says is None:  # its slope is 0 at single points, which no grid sees
+        mh.AttentionProblem(X, X[:, 0], [1.0], torch.ones(3), loss=loss)
+        return
+    with pytest.raises(ValueError, match=f"loss must .*{says}"):
+        mh.AttentionProblem(X, X[:, 0], [1.0], torch.ones(3), loss=loss)
+
+
+def test_a_loss_of_ones_own_in_problems_and_paths():
+    """It needs its value alone; the regularization path tends to the solution as Theorem 1 says."""
+    problem = random_problem(3, n=3, T=4, d=5, loss=Probit())
+    assert problem.loss_function.name == "probit"
+    assert problem.trial(1).loss_function is problem.loss_function
+    W = torch.randn(problem.weight_shape, dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(problem.loss(W).sum(), W)
+    torch.testing.assert_close(problem.gradient(W.detach()).value, slope, rtol=1e-9, atol=1e-12)
+    path = mh.descend(problem, 1.5, steps=400)
+    solution = mh.attention_svm(problem.X, problem.z, path.tokens, 1.5)
+    assert bool((path.divergence_to(solution)[-1] < 0.1).all())
+    best = mh.globally_optimal_tokens(problem)
+    solution = mh.attention_svm(problem.X, problem.z, best, 1.5)
+    radii = torch.tensor([1.0, 30.0], dtype=torch.float64)[:, None] * solution.norm
+    found = mh.regularization_path(problem, 1.5, radii, starts=4)
+    assert torch.equal(found.tokens[-1], best)
+    assert bool((found.divergence_to(solution)[-1] < 1e-2).all())
+
+
 def test_names():
-    assert repr(LOSSES["linear"]) == "Loss(linear)"
-    with pytest.raises(ValueError, match="loss must be one of logistic, exponential, linear; got"):
+    assert repr(LOSSES["linear"]) == "Linear()"
+    assert get_loss("linear").name == "linear"
+    with pytest.raises(ValueError, match="loss must be one of logistic, exponential, linear, or a"):
         get_loss("hinge")

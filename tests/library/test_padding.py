@@ -253,6 +253,7 @@ NO_TOKENS = {
     *mh._HOMES["optim"],
     *mh._HOMES["patches"],
     *mh._HOMES["geometry"],
+    *mh._HOMES["losses"],
     "svm",
     "multiclass_svm",
 }

@@ -26,7 +26,7 @@ def masked(problem: mh.AttentionProblem, seed: int = 0) -> mh.AttentionProblem:
     mask = torch.rand(problem.X.shape[:-1], generator=generator(seed)) < 0.6
     mask[..., 0] |= ~mask.any(-1)
     return mh.AttentionProblem(
-        problem.X, problem.z, problem.y, problem.v, problem.loss_name, mask=mask
+        problem.X, problem.z, problem.y, problem.v, problem.loss_function, mask=mask
     )
 
 
@@ -134,7 +134,7 @@ def _log_excess(problem: mh.AttentionProblem, W: Tensor) -> float:
         "logistic": lambda x: mpmath.log1p(mpmath.exp(-x)),
         "exponential": lambda x: mpmath.exp(-x),
         "linear": lambda x: -x,
-    }[problem.loss_name]
+    }[problem.loss_function.name]
     n, T, d = problem.X.shape
     with mpmath.workdps(4000):
         total = mpmath.mpf(0)
@@ -581,7 +581,7 @@ def test_bad_joint_requests_are_refused():
         mh.joint_regularization_path(problem, 2, [1.0, 2.0], [1.0])
     with pytest.raises(ValueError, match="head_radii must be positive"):
         mh.joint_regularization_path(problem, 2, [1.0], [0.0])
-    with pytest.raises(ValueError, match="problem must have the logistic loss, got linear"):
+    with pytest.raises(ValueError, match="problem must have the logistic loss, got Linear"):
         mh.joint_regularization_path(random_problem(1, loss="linear"), 2, [1.0], [1.0])
     path = mh.regularization_path(problem, 2, [1.0], starts=1)
     with pytest.raises(ValueError, match="the head was fixed"):

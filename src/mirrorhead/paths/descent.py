@@ -182,7 +182,8 @@ def descend(
             start = {name: w for name, (w, _) in parameters.items()}
             data = problem.tensors | {f"init {name}": w for name, w in start.items()}
             options = {"geometry": describe(geometry), "rule": rule, "lr": lr, "head_lr": head_lr}
-            key = fingerprint(data, options | problem.options)
+            options |= problem.options | {"loss": repr(problem.loss_function)}
+            key = fingerprint(data, options)
             stored = load_checkpoint(file, key, run, start)
             if stored is None:  # a file that cannot be written is noticed now, not after the run
                 save_checkpoint(file, key, run)

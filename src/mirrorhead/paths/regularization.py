@@ -21,6 +21,7 @@ from mirrorhead._checks import as_tensor, check_integer, check_seed
 from mirrorhead.geometry import PNorm
 from mirrorhead.geometry._choice import as_smooth_pnorm
 from mirrorhead.geometry._powers import dual_exponent, lp_norm
+from mirrorhead.losses import Logistic
 from mirrorhead.margin import MarginSolution
 from mirrorhead.paths._continuation import COARSE, INSIDE, SAME, Balls, minima_in_balls
 from mirrorhead.paths._excess_loss import ExcessLoss, log_loss
@@ -185,8 +186,8 @@ def joint_regularization_path(
     p = as_smooth_pnorm(geometry).p
     flat = _flattened(check_problem(problem, plain=True, head=True))
     starts, seed = check_integer("starts", starts, 1), check_seed(seed)
-    if problem.loss_name != "logistic":
-        raise ValueError(f"problem must have the logistic loss, got {problem.loss_name}")
+    if type(problem.loss_function) is not Logistic:
+        raise ValueError(f"problem must have the logistic loss, got {problem.loss_function!r}")
     radii = _check_radii("radii", radii, problem.trials).to(flat.X.device)
     head_radii = _check_radii("head_radii", head_radii, problem.trials).to(flat.X.device)
     if len(radii) != len(head_radii):
