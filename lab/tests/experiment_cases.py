@@ -32,6 +32,8 @@ TINY: dict[str, Any] = {
     "normalization": quick("normalization", trials=3, normalized=SHORT, constant=200),
     "theorem-1": quick("theorem-1", trials=3, p=(2.0,), radii=(1.0, 3.0, 10.0), starts=2),
     "theorem-2": quick("theorem-2", trials=3, steps=60, normalized_steps=60),
+    "lemmas": quick("lemmas", trials=3, steps=10),
+    "theorem-3": quick("theorem-3", trials=3, constant=5, normalized=60),
     "theorem-4": quick("theorem-4", trials=3, p=(1.5, 2.0, 3.0), steps=SHORT, lr=(1.0, 3.0, 100.0)),
     "theorem-5": quick("theorem-5", p=(2.0,), radii=(1.0, 30.0), starts=2, steps=(300,)),
     "cones": quick("cones", trials=3, p=(1.75, 3.0), steps=(100, 100)),

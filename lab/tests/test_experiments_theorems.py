@@ -110,6 +110,28 @@ def test_weights_that_change_sign_are_counted() -> None:
     assert (result["flips"][:, 1] >= flips / 2).all() and flips.min() > 0
 
 
+@pytest.mark.slow
+def test_theorem_3_and_the_lemmas_need_every_check() -> None:
+    _, result = tiny("theorem-3")
+    falls = {}
+    for p in result.settings.p:
+        D = np.ones_like(result[f"divergence {p:g}"])
+        D[:, -1] = 0.05
+        falls[f"divergence {p:g}"] = D
+    radius = np.full_like(result["radius"], 1e9)
+    good = falls | {"failures": 0 * result["failures"], "radius": radius}
+    assert doctored("theorem-3", **good) == "holds with a remark"
+    for worse in (
+        {"failures": np.eye(3, 10, dtype=int)[:, None].repeat(3, 1)},
+        {"inside": np.zeros_like(result["inside"])},
+        {name: np.ones_like(value) for name, value in falls.items()},
+    ):
+        assert doctored("theorem-3", **(good | worse)) == "does not hold"
+    _, lemmas = tiny("lemmas")
+    assert not lemmas["failures"].any()
+    assert doctored("lemmas", failures=lemmas["failures"] + 1) == "does not hold"
+
+
 def test_theorem_4_is_a_bound() -> None:
     _, result = tiny("theorem-4")
     local = np.ones_like(result["local"])

@@ -91,7 +91,9 @@ def lemma_10(problem: AttentionProblem, cone: ConeConstants, W: Tensor, V: Tenso
     return Sides(left, log.where(left_over > 0, -torch.inf))
 
 
-def lemma_11(problem: AttentionProblem, cone: ConeConstants, W: Tensor, pi: float) -> Sides:
+def lemma_11(
+    problem: AttentionProblem, cone: ConeConstants, W: Tensor, pi: float | Tensor
+) -> Sides:
     """<grad L(W), W/||W||> >= (1 + pi) <grad L(W), W_mm/||W_mm||> for W in C_mu0,R_pi.
 
     Both sides are in units of the exponential of the gradient's `log_scale`.
