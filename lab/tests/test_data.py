@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from data_slices import (
     make_imdb,
     sentence,
 )
-from mirrorhead._files import write_atomically, write_json
 from mirrorhead_lab.datasets import (
     DataError,
     Texts,
@@ -63,39 +61,23 @@ def test_imdb_comes_in_the_order_of_its_numbers(tmp_path: Path) -> None:
     assert load_imdb("test", tmp_path, partial=True).texts != reviews.texts
 
 
-def spoil_rating(root: Path) -> None:
-    (root / "aclImdb/train/pos/0_9.txt").rename(root / "aclImdb/train/pos/0_3.txt")
-
-
-def spoil_name(root: Path) -> None:
-    (root / "aclImdb/train/pos/0_9.txt").rename(root / "aclImdb/train/pos/zero.txt")
-
-
-def spoil_empty(root: Path) -> None:
-    (root / "aclImdb/train/neg/3_2.txt").write_text(" \n")
-
-
-def spoil_bytes(root: Path) -> None:
-    (root / "aclImdb/train/neg/3_2.txt").write_bytes(b"good \xff\xfe")
-
-
-def spoil_folder(root: Path) -> None:
-    (root / "aclImdb/train/neg").rename(root / "aclImdb/train/bad")
-
-
 @pytest.mark.parametrize(
-    ("spoil", "says"),
+    ("file", "becomes", "says"),
     [
-        (spoil_rating, r"0_3\.txt: a rating of 3 does not fit the folder pos/"),
-        (spoil_name, r"zero\.txt: the name should be ID_RATING\.txt"),
-        (spoil_empty, r"3_2\.txt is empty"),
-        (spoil_bytes, r"3_2\.txt cannot be read"),
-        (spoil_folder, "neg is missing"),
+        ("pos/0_9.txt", "pos/0_3.txt", r"0_3\.txt: a rating of 3 does not fit the folder pos/"),
+        ("pos/0_9.txt", "pos/zero.txt", r"zero\.txt: the name should be ID_RATING\.txt"),
+        ("neg", "bad", "neg is missing"),
+        ("neg/3_2.txt", b" \n", r"3_2\.txt is empty"),
+        ("neg/3_2.txt", b"good \xff\xfe", r"3_2\.txt cannot be read"),
     ],
 )
-def test_bad_imdb_is_refused(tmp_path: Path, spoil: Callable[[Path], None], says: str) -> None:
-    make_imdb(tmp_path)
-    spoil(tmp_path)
+def test_bad_imdb_is_refused(tmp_path: Path, file: str, becomes: str | bytes, says: str) -> None:
+    """A file or folder gets another name, or another content."""
+    train = make_imdb(tmp_path) / "train"
+    if isinstance(becomes, bytes):
+        (train / file).write_bytes(becomes)
+    else:
+        (train / file).rename(train / becomes)
     with pytest.raises(DataError, match=says):
         load_imdb("train", tmp_path, partial=True)
 
@@ -335,6 +317,8 @@ def test_tokens_follow_the_vocabulary(tmp_path: Path) -> None:
     assert found.ids == [VOCABULARY.index(token) for token in found.tokens]
     words = tokenizer.encode(["films", "dull"], is_pretokenized=True)
     assert words.word_ids == [None, 0, 0, 1, None]
+    with pytest.raises(DataError, match=r"vocab\.txt is not the published data"):
+        load_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -382,16 +366,22 @@ def test_texts_are_encoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert len(list(tmp_path.iterdir())) == 1 + len(others)
 
 
-def test_a_failure_while_encoding_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr("mirrorhead_lab.datasets.encoded.write_json", fail)
-    with pytest.raises(OSError, match="no space"):
-        encode(texts_of("a film"), wordpiece(VOCABULARY), tmp_path)
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.parametrize("name", ["ids.u16", "starts.npy", "labels.npy", "about.json"])
+def test_a_changed_cache_of_encoded_texts_is_refused(tmp_path: Path, name: str) -> None:
+    texts, tokenizer = texts_of("a dull film", "a grand film"), wordpiece(VOCABULARY)
+    encode(texts, tokenizer, tmp_path)
+    (folder,) = tmp_path.iterdir()
+    path = folder / name
+    original = path.read_bytes()
+    for changed in (original[:-2] + b"\x30\x75", b"", b"[]", original[:-3]):
+        path.write_bytes(changed)
+        with pytest.raises(DataError, match=r"is damaged .* delete"):
+            encode(texts, tokenizer, tmp_path)
+    path.unlink()
+    with pytest.raises(DataError, match=r"is damaged .* delete"):
+        encode(texts, tokenizer, tmp_path)
+    path.write_bytes(original)
+    assert len(encode(texts, tokenizer, tmp_path)) == 2
 
 
 def test_two_may_encode_at_once(tmp_path: Path) -> None:
@@ -440,16 +430,3 @@ def test_buckets_waste_little_and_epochs_differ() -> None:
     assert abs(np.corrcoef(means[:-1], means[1:])[0, 1]) < 0.4  # no order among batches
     with pytest.raises(ValueError, match="batch_size must be"):
         epoch_batches(places, 0, seed=0, epoch=0)
-
-
-# --- files -----------------------------------------------------------------------------------
-
-
-def test_files_are_whole_or_not_there(tmp_path: Path) -> None:
-    write_atomically(tmp_path / "a" / "b", b"old")
-    with pytest.raises(TypeError):
-        write_atomically(tmp_path / "a" / "b", "no bytes")  # pyright: ignore[reportArgumentType]
-    assert (tmp_path / "a" / "b").read_bytes() == b"old"
-    with pytest.raises(ValueError, match="JSON"):
-        write_json(tmp_path / "a" / "c", {"x": float("nan")})
-    assert [path.name for path in (tmp_path / "a").iterdir()] == ["b"]

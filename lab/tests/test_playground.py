@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import functools
-import http.server
 import json
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page
 from torch import Tensor
 
 import mirrorhead as mh
+from browser_pages import opened, served, unfold, violations
 from mirrorhead.paths.descent import direction_divergence
 from mirrorhead_lab.cli.main import main
 from mirrorhead_lab.playground import playground_page
@@ -35,31 +33,14 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The page on a local server: browsers give no clipboard to plain files."""
     folder = tmp_path_factory.mktemp("page")
     (folder / "index.html").write_text(playground_page(), encoding="utf-8")
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    handler = functools.partial(Quiet, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/index.html"
-        server.shutdown()
+    with served(folder) as address:
+        yield f"{address}/index.html"
 
 
 @pytest.fixture
 def page(browser: Browser, address: str) -> Iterator[Page]:
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    context.grant_permissions(["clipboard-read", "clipboard-write"])
-    page = context.new_page()
-    complaints: list[str] = []
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.route("**/favicon.ico", lambda route: route.fulfill(status=204))
-    page.goto(address)
-    yield page
-    assert complaints == []
-    context.close()
+    with opened(browser, address) as page:
+        yield page
 
 
 def random_problems(shape: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -365,12 +346,11 @@ def test_every_preset_shows_and_fits_a_phone(page: Page) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("preset", ["Two heads", "Infeasible"])
 def test_the_page_is_accessible(page: Page, scheme: Any, preset: str) -> None:
-    """axe-core finds nothing serious, with everything unfolded."""
+    """axe-core finds nothing, with everything unfolded."""
     page.emulate_media(color_scheme=scheme)
     choose(page, preset)
-    page.evaluate("document.querySelector('details').open = true")
-    found = Axe().run(page).response["violations"]
-    assert [(rule["id"], [node["html"] for node in rule["nodes"]]) for rule in found] == []
+    unfold(page)
+    assert violations(page) == []
 
 
 def test_the_command_saves_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from data_slices import VOCABULARY, make_cifar10
-from mirrorhead._files import remove_leftovers, write_atomically
+from data_slices import make_cifar10
 from mirrorhead_lab.cli.main import main
-from mirrorhead_lab.datasets import DataError, Texts, encode, fingerprint, load_tokenizer
-from mirrorhead_lab.datasets.encoded import wordpiece
+from mirrorhead_lab.datasets import fingerprint
 from mirrorhead_lab.training import RunError, TrainSettings, load_run, train
 from mirrorhead_lab.training.checkpoints import checkpoints
 from mirrorhead_lab.training.loggers import JsonLines
@@ -111,18 +108,6 @@ def test_a_refused_folder_of_another_run_is_left_alone(trained: Path) -> None:
     assert content(trained) == before
 
 
-def test_leftovers_are_known_by_their_names(tmp_path: Path) -> None:
-    keep = [".git", ".result.json.tmp", ".mirrorhead-tmp-", ".mirrorhead-tmp-abcdefgh-other.json"]
-    for name in [*keep, ".mirrorhead-tmp-abcdefgh-result.json"]:
-        (tmp_path / name).write_text("")
-    (tmp_path / "outside").mkdir()
-    (tmp_path / "outside" / "a").write_text("")
-    (tmp_path / ".mirrorhead-tmp-12345678-result.json").symlink_to(tmp_path / "outside")
-    remove_leftovers(tmp_path, r"result\.json")
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*keep, "outside"])
-    assert (tmp_path / "outside" / "a").exists()
-
-
 def test_the_results_file_does_not_replace_another(tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "thesis.tex").write_text("a thesis")
     assert main(["collect", str(tmp_path), "--out", str(tmp_path / "thesis.tex")]) == 2
@@ -187,14 +172,6 @@ def test_one_changed_bit_of_a_checkpoint_is_noticed(trained: Path, name: str) ->
         run(trained)
 
 
-@pytest.mark.parametrize("state", ["[]", "3", "{}", '{"step": 1}', "\xff", ""])
-def test_a_state_of_another_kind_is_refused(trained: Path, state: str) -> None:
-    (trained / "result.json").unlink()
-    (checkpoints(trained / "checkpoints")[-1] / "state.json").write_bytes(state.encode("latin-1"))
-    with pytest.raises(RunError, match=r"state\.json is damaged"):
-        run(trained)
-
-
 def test_changed_best_weights_are_noticed(tmp_path: Path, trained: Path) -> None:
     flip(trained / "best.safetensors")
     (trained / "result.json").unlink()
@@ -220,32 +197,6 @@ def test_a_log_that_was_cut_is_continued_and_a_strange_one_refused(tmp_path: Pat
         with pytest.raises(RunError, match=r"log\.jsonl, line 1 is not an event"):
             JsonLines(path, 5)
         assert path.read_text() == line + event
-
-
-def test_a_shortened_vocabulary_is_refused(tmp_path: Path) -> None:
-    make_slices(tmp_path)
-    with pytest.raises(DataError, match=r"vocab\.txt is not the published data"):
-        load_tokenizer(tmp_path)
-    assert load_tokenizer(tmp_path, partial=True).get_vocab_size() == len(VOCABULARY)
-
-
-@pytest.mark.parametrize("name", ["ids.u16", "starts.npy", "labels.npy", "about.json"])
-def test_a_changed_cache_of_encoded_texts_is_refused(tmp_path: Path, name: str) -> None:
-    texts = Texts(("a dull film", "a grand film"), np.array([0, 1]), ("a", "b"))
-    tokenizer = wordpiece(VOCABULARY)
-    encode(texts, tokenizer, tmp_path)
-    (folder,) = tmp_path.iterdir()
-    path = folder / name
-    original = path.read_bytes()
-    for changed in (original[:-2] + b"\x30\x75", b"", b"[]", original[:-3]):
-        path.write_bytes(changed)
-        with pytest.raises(DataError, match=r"is damaged .* delete"):
-            encode(texts, tokenizer, tmp_path)
-    path.unlink()
-    with pytest.raises(DataError, match=r"is damaged .* delete"):
-        encode(texts, tokenizer, tmp_path)
-    path.write_bytes(original)
-    assert len(encode(texts, tokenizer, tmp_path)) == 2
 
 
 class Negated(Task):
@@ -278,16 +229,6 @@ def test_a_folder_belongs_to_its_inputs(tmp_path: Path) -> None:
 # --- the command line ---------------------------------------------------------------------------
 
 
-def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match=r"No space left on device: '.*result\.json'"):
-        write_atomically(tmp_path / "result.json", b"{}")
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_in_training_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
@@ -314,19 +255,16 @@ def command(*arguments: str | bytes, **options: Any) -> subprocess.CompletedProc
 
 @pytest.mark.slow
 def test_a_closed_pipe_is_silent() -> None:
-    program = (
-        "import subprocess, sys; reader = subprocess.Popen(['true'], stdin=subprocess.PIPE);"
-        "done = subprocess.run([sys.executable, '-m', 'mirrorhead_lab', '--help'],"
-        " stdout=reader.stdin, stderr=subprocess.PIPE, text=True);"
-        "reader.stdin = None; print(done.returncode, repr(done.stderr))"
-    )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, "-c", program], env=environment,
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        assert done.stdout.strip() == "0 ''"
+    reader = subprocess.Popen(["true"], stdin=subprocess.PIPE)
+    reader.wait()
+    done = subprocess.run(
+        [sys.executable, "-m", "mirrorhead_lab", "--help"], env=environment,
+        stdout=reader.stdin, stderr=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    with suppress(BrokenPipeError):
+        reader.communicate()
 
 
 def test_an_interrupt_while_importing_is_one_line(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from mirrorhead._files import (
     is_temporary,
     new_folder,
     remove_folder,
+    remove_leftovers,
     remove_leftovers_of,
     write_atomically,
     write_json,
@@ -127,3 +129,25 @@ def test_a_write_that_fails_leaves_what_was_there(
         with pytest.raises(OSError, match="disk is full"):
             write_atomically(path, b"new")
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*result\.json'"):
+        write_atomically(tmp_path / "result.json", b"{}")
+    assert not list(tmp_path.iterdir())
+
+
+def test_leftovers_are_known_by_their_names(tmp_path: Path) -> None:
+    keep = [".git", ".result.json.tmp", ".mirrorhead-tmp-", ".mirrorhead-tmp-abcdefgh-other.json"]
+    for name in [*keep, ".mirrorhead-tmp-abcdefgh-result.json"]:
+        (tmp_path / name).write_text("")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "a").write_text("")
+    (tmp_path / ".mirrorhead-tmp-12345678-result.json").symlink_to(tmp_path / "outside")
+    remove_leftovers(tmp_path, r"result\.json")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*keep, "outside"])
+    assert (tmp_path / "outside" / "a").exists()
