@@ -199,7 +199,7 @@ def test_a_verdict_is_one_line_of_the_terminal(
     assert [line.split("  ")[0] for line in lines] == [
         "The paper's figures", "Beyond the paper", "Stored results",
     ]  # fmt: skip
-    assert lines[0].endswith("2 does not hold") and lines[2].endswith("1 holds, 1 does not hold")
+    assert lines[0].endswith("2 fails") and lines[2].endswith("1 holds, 1 fails")
 
 
 SCREENS = [(1200, "light"), (390, "light"), (390, "dark")]

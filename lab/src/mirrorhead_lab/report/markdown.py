@@ -15,6 +15,7 @@ from pathlib import Path
 
 from mirrorhead._files import write_atomically
 from mirrorhead_lab.findings.finding import Finding, Part
+from mirrorhead_lab.findings.formulas import plain_text
 from mirrorhead_lab.findings.table import Table, markdown, word
 from mirrorhead_lab.report.studies import NAMES
 from mirrorhead_lab.runtime.errors import UserError, reason
@@ -40,8 +41,8 @@ def blocks(parts: Sequence[Part]) -> dict[str, str]:
     found: dict[str, str] = {}
     for part in parts:
         found[f"{part.name}-about"] = f"    {part.command}\n\n{part.about} Tuning: {part.tuning}."
-        verdicts = markdown(_verdicts(part.name, part.findings))
-        found[f"{part.name}-verdicts"] = f"{verdicts}\n\n{part.verdict_rule}"
+        pieces = [markdown(_verdicts(part)), part.verdict_rule, *map(_folded, part.findings)]
+        found[f"{part.name}-verdicts"] = "\n\n".join(filter(None, pieces))
         for table in part.tables:
             found[table.name] = markdown(table) + (f"\n\n{table.note}" if table.note else "")
         for figure in part.figures:
@@ -78,11 +79,22 @@ def fill(text: str, blocks: Mapping[str, str], name: str = "the page") -> str:
     return "".join([*pieces, text[last:]])
 
 
-def _verdicts(study: str, findings: Sequence[Finding]) -> Table:
-    rows = []
-    for finding in findings:
-        verdict = finding.verdict
-        measured = f"{verdict.measured} {verdict.remark}".strip() if verdict else finding.failure
-        rows.append((word(finding.claim), word(measured), word(finding.word)))
-    columns = ("claim", "what we measured", "verdict")
-    return Table(f"{study}-verdicts", "Verdicts", columns, tuple(rows))
+def _verdicts(part: Part) -> Table:
+    """Return a row of a few words for each claim; `_folded` has the numbers."""
+    columns = {
+        "claim": lambda finding: word(plain_text(finding.title)),
+        "what we measured": lambda finding: word(finding.sentence),
+        "verdict": lambda finding: word(finding.word),
+    }
+    return Table.of(f"{part.name}-verdicts", "Verdicts", columns, part.findings)
+
+
+def _folded(finding: Finding) -> str:
+    """Return a claim in full with its numbers and the remark, folded."""
+    if finding.verdict is None:
+        return ""
+    shown = markdown(finding.comparisons) if finding.comparisons else finding.verdict.measured
+    pieces = [f"<summary>{plain_text(finding.title)}</summary>", finding.claim, shown]
+    pieces += [finding.comparisons.note] if finding.comparisons else []
+    inside = "\n\n".join(filter(None, [*pieces, finding.verdict.remark]))
+    return f'<details markdown="1">\n{inside}\n\n</details>'

@@ -15,6 +15,14 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 COLOURS = dict(zip(WORDS, ("green", "yellow", "blue", "cyan", "red", "magenta"), strict=True))
+#: Shorter words, so that a line of counts fits into a terminal of 80 columns.
+SHORT = {
+    "holds with a remark": "with a remark",
+    "not decided": "undecided",
+    "not seen at this scale": "not seen",
+    "does not hold": "fails",
+    "not finished": "unfinished",
+}
 OPENERS = {"darwin": "open", "win32": "start"}
 
 
@@ -52,4 +60,5 @@ def _counts(findings: Sequence[Finding]) -> Text:
     from rich.text import Text
 
     counts = verdict_counts(findings)
-    return Text(", ").join(Text(f"{n} {word}", COLOURS[word]) for word, n in counts)
+    words = (Text(f"{n} {SHORT.get(word, word)}", COLOURS[word]) for word, n in counts)
+    return Text(", ").join(words)
