@@ -25,7 +25,7 @@ def main() -> None:
                 [weight], 1e-4, fused="fused" in name, foreach="foreach" in name
             )
         else:
-            optimizer = MirrorAdam([weight], 0.5, p=1.1, center="init", steps=100)
+            optimizer = MirrorAdam([weight], 0.5, geometry=1.1, center="init", steps=100)
         optimizer.step()
         times = []
         for _ in range(10):

@@ -77,10 +77,10 @@ def large(rounds: int, quick: bool) -> list[str]:
     rows: list[tuple[str, Any, tuple[int, int, float]]] = []
     for p, row in DESCENT.items():
         if p == 1.1 or not quick:
-            rows.append((f"MirrorDescent p={p:g}", MirrorDescent(params, lr=1e-3, p=p), row))
+            rows.append((f"MirrorDescent p={p:g}", MirrorDescent(params, lr=1e-3, geometry=p), row))
     for p, row in ADAM.items():
         if p == 1.1 or not quick:
-            rows.append((f"MirrorAdam p={p:g}", MirrorAdam(params, lr=1e-4, p=p), row))
+            rows.append((f"MirrorAdam p={p:g}", MirrorAdam(params, lr=1e-4, geometry=p), row))
     optimizers = {"AdamW fused": torch.optim.AdamW(params, lr=1e-4, fused=True)}
     optimizers |= {name: optimizer for name, optimizer, _ in rows}
     streams = {(4, 3), *[row[:2] for _, _, row in rows]}
@@ -113,8 +113,8 @@ def small(rounds: int) -> list[str]:
     print(f"\n{count / 1e6:.1f} M float32 parameters in {len(params)} tensors, one thread")
     optimizers: dict[str, Any] = {
         "AdamW fused": torch.optim.AdamW(params, lr=1e-4, fused=True),
-        "MirrorDescent p=1.1": MirrorDescent(params, lr=1e-3, p=1.1),
-        "MirrorAdam p=1.1": MirrorAdam(params, lr=1e-4, p=1.1),
+        "MirrorDescent p=1.1": MirrorDescent(params, lr=1e-3, geometry=1.1),
+        "MirrorAdam p=1.1": MirrorAdam(params, lr=1e-4, geometry=1.1),
     }
     times, _ = measure(params, optimizers, 5 * rounds, {})
     missed = []
@@ -129,8 +129,8 @@ def two_threads(rounds: int) -> list[str]:
     params = make_parameters(LARGE)
     optimizers: dict[str, Any] = {
         "AdamW fused": torch.optim.AdamW(params, lr=1e-4, fused=True),
-        "MirrorDescent p=1.1": MirrorDescent(params, lr=1e-3, p=1.1),
-        "MirrorAdam p=1.1": MirrorAdam(params, lr=1e-4, p=1.1),
+        "MirrorDescent p=1.1": MirrorDescent(params, lr=1e-3, geometry=1.1),
+        "MirrorAdam p=1.1": MirrorAdam(params, lr=1e-4, geometry=1.1),
     }
     one, _ = measure(params, optimizers, rounds, {})
     torch.set_num_threads(2)

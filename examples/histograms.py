@@ -65,7 +65,7 @@ def batches(count: int, seed: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
 def train(p: float, steps: int) -> Classifier:
     torch.manual_seed(0)
     model = Classifier()
-    optimizer = MirrorDescent(model.parameters(), lr=LEARNING_RATES[p], p=p)
+    optimizer = MirrorDescent(model.parameters(), lr=LEARNING_RATES[p], geometry=p)
     for step, (x, y, _) in enumerate(batches(steps, seed=1), start=1):
         loss = F.softplus(-y * model(x)).mean()
         optimizer.zero_grad()

@@ -70,8 +70,18 @@ def main() -> None:
     # Matrices of the encoder: few shall change. The classifier is new, and trained as usual.
     matrices = [w for n, w in model.bert.encoder.named_parameters() if w.ndim == 2]
     groups = [
-        {"params": matrices, "lr": 0.5, "p": 1.1, "center": "init", "steps": options.steps / 2},
-        {"params": list(model.classifier.parameters()), "lr": 1e-2, "p": 2.0},  # this is AdamW
+        {
+            "params": matrices,
+            "lr": 0.5,
+            "geometry": 1.1,
+            "center": "init",
+            "steps": options.steps / 2,
+        },
+        {
+            "params": list(model.classifier.parameters()),
+            "lr": 1e-2,
+            "geometry": 2.0,
+        },  # this is AdamW
     ]
     optimizer = mh.MirrorAdam(groups)
     decay = LambdaLR(optimizer, lambda step: max(0.0, 1 - step / options.steps))

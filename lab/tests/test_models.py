@@ -196,7 +196,7 @@ def test_sizes_are_the_papers() -> None:
 
 def test_attention_matrices_are_grouped() -> None:
     for model, layers in ((text_model(), 3), (ViT(SMALL_VIT), 3)):
-        attention, _ = attention_param_groups(model, p=1.1)
+        attention, _ = attention_param_groups(model, geometry=1.1)
         assert len(attention["params"]) == 3 * layers
         assert all(".out." not in name for name, _ in attention["params"])
 
@@ -346,7 +346,7 @@ def test_bert_ignores_padding_and_can_be_trained() -> None:
     model = bert()
     ids = some_ids([9, 6])
     torch.testing.assert_close(model(ids)[1:], model(ids[1:, :6]), rtol=1e-5, atol=1e-6)
-    optimizer = MirrorAdam(attention_param_groups(model, p=1.5), lr=0.02)
+    optimizer = MirrorAdam(attention_param_groups(model, geometry=1.5), lr=0.02)
     labels = torch.tensor([0, 1])
     first = F.cross_entropy(model(ids), labels)
     for _ in range(20):

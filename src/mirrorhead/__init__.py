@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from mirrorhead.optim import MirrorAdam as MirrorAdam
     from mirrorhead.optim import MirrorDescent as MirrorDescent
     from mirrorhead.optim import ParamGroups as ParamGroups
+    from mirrorhead.optim import SteepestDescent as SteepestDescent
     from mirrorhead.optim import attention_param_groups as attention_param_groups
+    from mirrorhead.optim import matrix_param_groups as matrix_param_groups
     from mirrorhead.patches import Patch as Patch
     from mirrorhead.patches import PatchError as PatchError
     from mirrorhead.patches import WeightReceiver as WeightReceiver
@@ -68,7 +70,8 @@ _NAMES = {
     "losses": "Loss",
     "margin": "Check MarginSolution attention_svm multiclass_svm svm",
     "native": "",
-    "optim": "MirrorAdam MirrorDescent ParamGroups attention_param_groups",
+    "optim": "MirrorAdam MirrorDescent ParamGroups SteepestDescent attention_param_groups"
+    " matrix_param_groups",
     "patches": "Patch PatchError WeightReceiver WeightSync",
     "paths": "Diagnostics Path RegularizationPath assumption_b descend diagnose"
     " joint_regularization_path largest_step regularization_path",

@@ -162,19 +162,21 @@ def assert_close(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 
 def descent(**options: Any) -> Build:
-    options = {"p": 1.1, **options}
-    options = {"lr": LR[options["p"]], **options}
+    options = {"geometry": 1.1, **options}
+    options = {"lr": LR[options["geometry"]], **options}
     return lambda model: MirrorDescent(model.named_parameters(), **options)
 
 
 def adam(**options: Any) -> Build:
-    return lambda model: MirrorAdam(model.named_parameters(), **{"lr": 1e-2, "p": 1.1, **options})
+    return lambda model: MirrorAdam(
+        model.named_parameters(), **{"lr": 1e-2, "geometry": 1.1, **options}
+    )
 
 
 def mixed(cls: Any = MirrorDescent, **options: Any) -> Build:
     """p = 1.1 for the attention's weights, which keep a dual, and p = 2 for the rest."""
     options = {"lr": 1e-2, **options}
-    return lambda model: cls(attention_param_groups(model, p=1.1, rest=2.0), **options)
+    return lambda model: cls(attention_param_groups(model, geometry=1.1, rest=2.0), **options)
 
 
 def every_option() -> Iterator[tuple[str, Build]]:
@@ -182,7 +184,7 @@ def every_option() -> Iterator[tuple[str, Build]]:
         for normalize in (None, "tensor", "global"):
             for momentum in (0, 0.5):
                 options: dict[str, Any] = {
-                    "p": p,
+                    "geometry": p,
                     "normalize": normalize,
                     "momentum": momentum,
                     "weight_decay": 0.1 if momentum else 0,
@@ -191,15 +193,18 @@ def every_option() -> Iterator[tuple[str, Build]]:
                 yield f"MirrorDescent({options})", descent(**options)
     for p in (1.1, 2):
         for decay in (0, 0.1):
-            options = {"p": p, "weight_decay": decay}
+            options = {"geometry": p, "weight_decay": decay}
             yield f"MirrorAdam({options})", adam(**options)
-    for options in ({"p": 1.1, "normalize": "global", "momentum": 0.5}, {"p": 3}):
+    for options in ({"geometry": 1.1, "normalize": "global", "momentum": 0.5}, {"geometry": 3}):
         yield f"MirrorDescent({options}), loop", descent(**options, foreach=False)
     yield "MirrorAdam, loop", adam(foreach=False)
-    yield "MirrorAdam, centred", adam(center="init", p=1.5, lr=0.3, steps=8)
+    yield "MirrorAdam, centred", adam(center="init", geometry=1.5, lr=0.3, steps=8)
     # The third step passes the reach: the scale is the maximum over all shards.
-    yield "MirrorAdam, centred, beyond its reach", adam(center="init", p=1.5, lr=0.1, steps=3)
-    yield "MirrorDescent, centred", descent(center="init", p=1.5, lr=0.5, momentum=0.5)
+    yield (
+        "MirrorAdam, centred, beyond its reach",
+        adam(center="init", geometry=1.5, lr=0.1, steps=3),
+    )
+    yield "MirrorDescent, centred", descent(center="init", geometry=1.5, lr=0.5, momentum=0.5)
     yield "MirrorDescent, mixed groups", mixed(normalize="global", momentum=0.5)
     yield "MirrorAdam, mixed groups", mixed(MirrorAdam)
 
@@ -222,7 +227,7 @@ def zero_redundancy_is_one_process(_: Path) -> None:
 
     choices: list[tuple[Any, dict[str, Any]]] = [
         (MirrorDescent, {"lr": 1e-2, "normalize": "tensor", "momentum": 0.5}),
-        (MirrorAdam, {"lr": 1e-2, "p": 1.1}),
+        (MirrorAdam, {"lr": 1e-2, "geometry": 1.1}),
     ]
     for cls, options in choices:
         model = Model()
@@ -234,9 +239,9 @@ def zero_redundancy_is_one_process(_: Path) -> None:
         assert_close(whole(model), dict(reference.named_parameters()))
     model, reference = Model(), Model()
     wrapped = DistributedDataParallel(model)
-    groups = attention_param_groups(model, p=1.1, named=False)
+    groups = attention_param_groups(model, geometry=1.1, named=False)
     train(wrapped, ZeroRedundancyOptimizer(groups, MirrorAdam, lr=1e-2), part=mine())
-    train(reference, MirrorAdam(attention_param_groups(reference, p=1.1), lr=1e-2))
+    train(reference, MirrorAdam(attention_param_groups(reference, geometry=1.1), lr=1e-2))
     assert_close(whole(model), dict(reference.named_parameters()))
 
 
@@ -264,8 +269,8 @@ def shards_are_uneven_and_empty(_: Path) -> None:
 
 def plain_and_sharded_share_a_group(_: Path) -> None:
     for label, build in [
-        ("tensor", descent(p=1.5, normalize="tensor")),
-        ("global", descent(p=1.1, normalize="global", momentum=0.5)),
+        ("tensor", descent(geometry=1.5, normalize="tensor")),
+        ("global", descent(geometry=1.1, normalize="global", momentum=0.5)),
         ("adam", adam()),
     ]:
         with naming(label):
@@ -307,7 +312,11 @@ def tensor_parallel_is_one_process(_: Path) -> None:
     plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
     for data, model_parallel in ((1, 2), (2, 1)):
         mesh = init_device_mesh("cpu", (data, model_parallel), mesh_dim_names=("data", "model"))
-        for build in (descent(p=1.5, normalize="tensor"), descent(normalize="global"), adam()):
+        for build in (
+            descent(geometry=1.5, normalize="tensor"),
+            descent(normalize="global"),
+            adam(),
+        ):
             with naming(f"mesh ({data}, {model_parallel})"):
                 model = parallelize_module(MLP(), mesh["model"], plan)
                 model = shard(model, mesh=mesh["data"])
@@ -322,7 +331,10 @@ def strided_shards_are_summed(_: Path) -> None:
     mesh = DeviceMesh("cpu", list(range(WORLD)))
     torch.manual_seed(0)
     weight, grad = torch.randn(2, 8, 3, dtype=torch.float64)
-    for options in ({"p": 1.5, "normalize": "tensor"}, {"p": 1.5, "normalize": "global"}):
+    for options in (
+        {"geometry": 1.5, "normalize": "tensor"},
+        {"geometry": 1.5, "normalize": "global"},
+    ):
         moved = []
         for place in ([Shard(0)], [_StridedShard(0, split_factor=2)]):
             param = nn.Parameter(distribute_tensor(weight, mesh, place))
@@ -340,7 +352,7 @@ def gradient_may_be_laid_out_otherwise(_: Path) -> None:
     weight, grad = torch.randn(2, 3, 4, dtype=torch.float64)
     expected = nn.Parameter(weight.clone())
     expected.grad = grad
-    MirrorDescent([expected], lr=0.1, p=1.5, normalize="tensor").step()
+    MirrorDescent([expected], lr=0.1, geometry=1.5, normalize="tensor").step()
     parts = grad * (0.25 if dist.get_rank() == 0 else 0.75)
     for other in (
         distribute_tensor(grad, mesh, [Replicate()]),
@@ -349,7 +361,7 @@ def gradient_may_be_laid_out_otherwise(_: Path) -> None:
     ):
         param = nn.Parameter(distribute_tensor(weight, mesh, [Shard(0)]))
         param.grad = other
-        MirrorDescent([param], lr=0.1, p=1.5, normalize="tensor").step()
+        MirrorDescent([param], lr=0.1, geometry=1.5, normalize="tensor").step()
         assert isinstance(param, DTensor)
         torch.testing.assert_close(param.full_tensor().detach(), expected.detach())
 
@@ -373,7 +385,7 @@ def error_of(optimizer: Optimizer) -> str:
 
 def nonfinite_raises_everywhere(_: Path) -> None:
     for name in ("scale", "attn.in_proj_weight", "head.bias"):
-        for build in (descent(normalize="global"), descent(p=2), adam(), mixed()):
+        for build in (descent(normalize="global"), descent(geometry=2), adam(), mixed()):
             model = shard(Model())
             optimizer = build(model)
             train(model, optimizer, range(2), part=mine())
@@ -424,16 +436,16 @@ def ddp_nonfinite_raises_everywhere(_: Path) -> None:
 def resumes_to_the_bit(wrap: Callable[[nn.Module], nn.Module], directory: Path) -> None:
     cases = {
         "descent": descent(momentum=0.5, weight_decay=0.1),
-        "normalized": descent(p=1.5, normalize="global"),
-        "no state": descent(p=3),
-        "sgd": descent(p=2),
+        "normalized": descent(geometry=1.5, normalize="global"),
+        "no state": descent(geometry=3),
+        "sgd": descent(geometry=2),
         "adam": adam(weight_decay=0.1),
-        "adamw": adam(p=2),
+        "adamw": adam(geometry=2),
         "mixed": mixed(),
         "mixed adam": mixed(MirrorAdam),
         "tensor lr": descent(lr=torch.tensor(1e-2)),
         "bf16": descent(momentum=0.5),
-        "bf16, p=3": descent(p=3),
+        "bf16, geometry=3": descent(geometry=3),
         "bf16, adam": adam(),
     }
     for label, build in cases.items():
@@ -505,7 +517,11 @@ def full_state_moves_between_layouts(_: Path) -> None:
 
 def a_checkpoint_loads_twice(directory: Path) -> None:
     """Loading adds nothing that the same checkpoint lacks when it is loaded a second time."""
-    for label, build in {"mixed": mixed(momentum=0.5), "p=2": descent(p=2), "adam": adam()}.items():
+    for label, build in {
+        "mixed": mixed(momentum=0.5),
+        "geometry=2": descent(geometry=2),
+        "adam": adam(),
+    }.items():
         with naming(label):
             model = shard(Model(torch.float32))
             optimizer = build(model)
@@ -539,7 +555,7 @@ def saving_disturbs_nothing(_: Path) -> None:
             assert_equal(whole(model), before)
             rates = {float(group["lr"]) for group in optimizer.param_groups}
             assert rates == {float(group["lr"]) for group in build(Model()).param_groups}
-    for build in (descent(p=3), descent(p=2), descent(p=1.5), mixed(), adam()):
+    for build in (descent(geometry=3), descent(geometry=2), descent(geometry=1.5), mixed(), adam()):
         straight, model = shard(Model(torch.float32)), shard(Model(torch.float32))
         train(straight, build(straight), part=mine())
         optimizer = build(model)

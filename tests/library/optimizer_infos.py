@@ -47,34 +47,49 @@ COMMON: list[Kwargs] = [
     {},
     {"lr": 1e-2},
     {"lr": torch.tensor(1e-2)},
-    {"p": 1.1},
-    {"p": 1.75},
-    {"p": 2},
-    {"p": 3.0, "weight_decay": 0.1},
+    {"geometry": 1.1},
+    {"geometry": 1.75},
+    {"geometry": 2},
+    {"geometry": 3.0, "weight_decay": 0.1},
     {"weight_decay": 0.1},
     {"weight_decay": 0.1, "maximize": True},
-    {"p": 2, "weight_decay": 0.1, "maximize": True},
-    {"keep_dual": False, "p": 1.5},
+    {"geometry": 2, "weight_decay": 0.1, "maximize": True},
+    {"keep_dual": False, "geometry": 1.5},
     {"stochastic_rounding": True},
     {"error_if_nonfinite": False},
 ]
+IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {"SteepestDescent": ()}
+STEEPEST: list[Kwargs] = [
+    {},
+    {"lr": 1e-2},
+    {"lr": torch.tensor(1e-2)},
+    *({"geometry": p} for p in (1, 1.5, 2)),
+    {"geometry": 3.0, "weight_decay": 0.1},
+    {"weight_decay": 0.1, "maximize": True},
+    {"momentum": 0.9, "error_if_nonfinite": False},
+    {"momentum": torch.tensor(0.9), "nesterov": True, "match_rms": 0.2},
+]
 OWN: dict[str, list[Kwargs]] = {
+    "SteepestDescent": STEEPEST,
     "MirrorDescent": [
-        *({"momentum": 0.9, "p": p} for p in (1.5, 2, 3)),
-        *({"momentum": 0.9, "nesterov": True, "weight_decay": 0.1, "p": p} for p in (1.5, 2)),
+        *({"momentum": 0.9, "geometry": p} for p in (1.5, 2, 3)),
+        *(
+            {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1, "geometry": p}
+            for p in (1.5, 2)
+        ),
         {"momentum": torch.tensor(0.9), "weight_decay": torch.tensor(0.1)},
         {"normalize": "tensor"},
         {"normalize": "global", "momentum": 0.9},
-        {"center": "init", "p": 1.5},
-        {"center": "init", "p": 1.5, "momentum": 0.9},
+        {"center": "init", "geometry": 1.5},
+        {"center": "init", "geometry": 1.5, "momentum": 0.9},
     ],
     "MirrorAdam": [
         {"betas": (0.5, 0.9), "eps": 1e-3},
         {"betas": (torch.tensor(0.9), torch.tensor(0.99)), "weight_decay": torch.tensor(0.1)},
         {"betas": (torch.tensor([[0.9]]), torch.tensor([0.99])), "lr": torch.tensor([1e-3])},
-        {"knee": 3.0, "p": 1.1},
-        {"knee": None, "p": 1.1},
-        {"knee": None, "p": 1.5, "rms_floor": 1e-2},
+        {"knee": 3.0, "geometry": 1.1},
+        {"knee": None, "geometry": 1.1},
+        {"knee": None, "geometry": 1.5, "rms_floor": 1e-2},
         {"center": "init", "steps": 100, "lr": 0.1},
     ],
 }
@@ -83,6 +98,12 @@ BAD: dict[str, list[tuple[Kwargs, type[Exception], str]]] = {
         ({"momentum": -0.5}, ValueError, "momentum must be at least 0"),
         ({"momentum": torch.tensor([0.5, 0.5])}, ValueError, "Tensor momentum must be 1-element"),
         ({"nesterov": True}, ValueError, "nesterov=True needs momentum"),
+    ],
+    "SteepestDescent": [
+        ({"momentum": -0.5}, ValueError, "momentum must be at least 0"),
+        ({"nesterov": True}, ValueError, "nesterov=True needs momentum"),
+        ({"geometry": 0.5}, ValueError, "geometry must be a number from 1 to inf"),
+        ({"match_rms": 0.0}, ValueError, "match_rms must be greater than 0"),
     ],
     "MirrorAdam": [
         ({"betas": (1.0, 0.0)}, ValueError, r"betas\[0\] must be at least 0 and less than 1"),
@@ -95,13 +116,14 @@ BAD: dict[str, list[tuple[Kwargs, type[Exception], str]]] = {
         ({"eps": -1e-8}, ValueError, "eps must be at least 0"),
     ],
 }
+for _name in ("MirrorDescent", "MirrorAdam"):
+    BAD[_name].append(({"foreach": True, "fused": True}, ValueError, "foreach and fused"))
 for _both in BAD.values():
     _both += [
         ({"lr": -1.0}, ValueError, "lr must be at least 0"),
         ({"weight_decay": -1}, ValueError, "weight_decay must be at least 0"),
         ({"differentiable": True}, TypeError, "differentiable"),
         ({"capturable": True}, TypeError, "capturable"),
-        ({"foreach": True, "fused": True}, ValueError, "foreach and fused"),
     ]
 
 
@@ -109,7 +131,7 @@ def _info(cls: type[Optimizer]) -> OptimizerInfo:
     def inputs(device: Any, dtype: torch.dtype | None = None) -> list[OptimizerInput]:
         return [
             OptimizerInput(params=None, kwargs=deepcopy(kwargs), desc=str(kwargs) or "default")  # pyright: ignore[reportArgumentType]
-            for kwargs in COMMON + OWN[cls.__name__]
+            for kwargs in OWN[cls.__name__] + COMMON * (cls is not mirrorhead.SteepestDescent)
         ]
 
     def errors(device: Any, dtype: torch.dtype) -> list[ErrorOptimizerInput]:
@@ -139,7 +161,7 @@ def _info(cls: type[Optimizer]) -> OptimizerInfo:
             ],
             [lambda opt: ExponentialLR(opt, gamma=0.99), lambda opt: CosineAnnealingLR(opt, 50)],
         ),
-        supported_impls=("foreach", "fused"),
+        supported_impls=IMPLEMENTATIONS.get(cls.__name__, ("foreach", "fused")),
         supports_complex=False,
         supports_fused_on=("cpu",),
     )

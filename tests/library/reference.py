@@ -31,14 +31,14 @@ def descend(
     weights: Sequence[Tensor],
     gradients: Sequence[Sequence[Tensor]],  # [step][tensor]
     lr: float,
-    p: float,
+    geometry: float,
     momentum: float = 0,
     weight_decay: float = 0,
     normalize: str | None = None,
     nesterov: bool = False,
     maximize: bool = False,
 ) -> list[Tensor]:
-    q = p / (p - 1)
+    p, q = geometry, geometry / (geometry - 1)
     u = [mirror(w.double(), p) for w in weights]
     m = [torch.zeros_like(x) for x in u]
     for gs in gradients:
@@ -59,14 +59,14 @@ def adam(
     weights: Sequence[Tensor],
     gradients: Sequence[Sequence[Tensor]],
     lr: float,
-    p: float,
+    geometry: float,
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
     weight_decay: float = 0,
     knee: float | None = 1.0,
     maximize: bool = False,
 ) -> list[Tensor]:
-    result = []
+    result, p = [], geometry
     rms_floor = 1e-8 if p < 2 else 1e-2
     for i, w in enumerate(weights):
         rms = max(float(w.double().square().mean().sqrt()), rms_floor) if w.numel() else 1.0
@@ -87,7 +87,7 @@ def adam(
 def centered(
     weights: Sequence[Tensor],
     gradients: Sequence[Sequence[Tensor]],
-    p: float,
+    geometry: float,
     reach: float,
     lr: float,
     centers: Sequence[Tensor] | None = None,
@@ -95,7 +95,7 @@ def centered(
     weight_decay: float = 0,
 ) -> list[Tensor]:
     """Centred mirror descent, or with `betas` centred Adam; lr is the step of u."""
-    result = []
+    result, p = [], geometry
     for i, w in enumerate(weights):
         w0 = (w if centers is None else centers[i]).double()
         x = w.double() - w0

@@ -19,13 +19,13 @@ NORMS = (1.1, 2.0, float("inf"))
 TRIALS, STEPS = 6, 5000
 #: The rows of the table, with the learning rate of the first step.
 OPTIMIZERS: dict[str, tuple[float, Callable[..., torch.optim.Optimizer]]] = {
-    "`MirrorAdam`, p = 1.1": (0.1, lambda w, lr: mh.MirrorAdam(w, lr, p=1.1)),
+    "`MirrorAdam`, p = 1.1": (0.1, lambda w, lr: mh.MirrorAdam(w, lr, geometry=1.1)),
     "AdamW": (0.1, lambda w, lr: torch.optim.AdamW(w, lr, weight_decay=0.0)),
     "`MirrorAdam`, p = 1.1, `knee=None`": (
         0.1,
-        lambda w, lr: mh.MirrorAdam(w, lr, p=1.1, knee=None),
+        lambda w, lr: mh.MirrorAdam(w, lr, geometry=1.1, knee=None),
     ),
-    "`MirrorDescent`, p = 1.1": (1.0, lambda w, lr: mh.MirrorDescent(w, lr, p=1.1)),
+    "`MirrorDescent`, p = 1.1": (1.0, lambda w, lr: mh.MirrorDescent(w, lr, geometry=1.1)),
 }
 
 

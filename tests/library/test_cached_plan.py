@@ -111,7 +111,7 @@ def move_state(optimizer: Any, params: list[Tensor]) -> None:
 
 
 def delete_state(optimizer: Any, params: list[Tensor]) -> None:
-    del optimizer.state[params[2]]
+    optimizer.state.pop(params[2], None)
 
 
 def delete_all_state(optimizer: Any, _: list[Tensor]) -> None:
@@ -130,7 +130,7 @@ def add_group(optimizer: Any, _: list[Tensor]) -> None:
 
 CHANGES: dict[str, Change] = {
     "nothing": lambda *_: None,
-    **{f"p={p}": set_option("p", p) for p in (1.1, 1.3, 2.0, 3.0)},
+    **{f"p={p}": set_option("geometry", p) for p in (1.1, 1.3, 2.0, 3.0)},
     **{f"lr={lr}": set_option("lr", lr) for lr in (0.0, 0.02, torch.tensor(0.03))},
     "decay": set_option("weight_decay", 0.1),
     "maximize": set_option("maximize", True),
@@ -161,7 +161,7 @@ def test_whatever_changes_the_step_is_that_of_a_fresh_plan(
     cls: Any, changes: list[str], p: float, momentum: bool, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
-    options: dict[str, Any] = {"lr": 0.01, "p": p, "error_if_nonfinite": False}
+    options: dict[str, Any] = {"lr": 0.01, "geometry": p, "error_if_nonfinite": False}
     options |= {"momentum": 0.9} if momentum and cls is MirrorDescent else {}
     options |= {"betas": [0.9, 0.99]} if cls is MirrorAdam else {}
     start = [torch.randn(s, generator=generator) for s in SHAPES]
@@ -189,7 +189,7 @@ def test_whatever_changes_the_step_is_that_of_a_fresh_plan(
 @pytest.mark.parametrize("cls", [MirrorDescent, MirrorAdam])
 def test_the_plan_is_kept_while_only_gradients_and_lr_change(cls: Any) -> None:
     params = [nn.Parameter(torch.randn(s)) for s in SHAPES]
-    optimizer = cls(params, lr=0.01, p=1.1)
+    optimizer = cls(params, lr=0.01, geometry=1.1)
     plans = set()
     for k in range(4):
         for param in params:
@@ -211,7 +211,7 @@ def test_gradients_that_are_not_in_memory_count_as_what_they_are(
 ) -> None:
     start = torch.randn(4, 6)
     params = [nn.Parameter(start.clone()) for _ in range(2)]
-    optimizers = [cls([param], lr=0.1, p=p, **how) for param in params]
+    optimizers = [cls([param], lr=0.1, geometry=p, **how) for param in params]
     for change in (lambda *_: None, odd, odd):
         gradient = torch.randn(4, 6)
         for k, (param, optimizer) in enumerate(zip(params, optimizers, strict=True)):
@@ -228,7 +228,7 @@ def test_a_weight_that_holds_other_tensors_takes_steps(cls: Any) -> None:
     start, gradient = torch.randn(4, 6), torch.randn(4, 6)
     params = [nn.Parameter(start.clone()), nn.Parameter(TwoTensor(start.clone(), start.clone()))]
     for param in params:
-        optimizer = cls([param], lr=0.1, p=1.5)
+        optimizer = cls([param], lr=0.1, geometry=1.5)
         for _ in range(3):
             param.grad = gradient.clone()
             if isinstance(param, TwoTensor):

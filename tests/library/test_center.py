@@ -60,7 +60,7 @@ def test_agrees_with_the_formula(
     start = [torch.randn(s, dtype=torch.float64) for s in shapes]
     centers = [w + 0.1 * torch.randn_like(w) for w in start] if elsewhere else start
     gradients = random_gradients(shapes, 6, seed)
-    common: dict[str, Any] = {"p": p, "weight_decay": decay, "center": centers, **how}
+    common: dict[str, Any] = {"geometry": p, "weight_decay": decay, "center": centers, **how}
 
     params = [nn.Parameter(w.clone()) for w in start]
     train(MirrorAdam(params, lr=0.3, steps=steps, **common), gradients)
@@ -85,7 +85,7 @@ def test_a_change_that_rounds_away_leaves_the_bits_of_the_center(
 ) -> None:
     base = torch.cat([torch.randn(500), torch.tensor([0.0, -0.0, 1e-7, 3.0])]).to(dtype)
     param = nn.Parameter(base.clone())
-    optimizer = cls([param], p=1.1, center="init", **options, **how)
+    optimizer = cls([param], geometry=1.1, center="init", **options, **how)
     train(optimizer, random_gradients([(504,)], 8))
     bits = {2: torch.int16, 4: torch.int32}[base.element_size()]
     same = param.detach().view(bits) == base.view(bits)
@@ -109,7 +109,7 @@ def test_a_weight_moves_as_far_as_its_reach(p: float, lr: float, steps: int) -> 
     """A gradient of one sign: neither explodes nor stands still, whatever p and the length."""
     param = nn.Parameter(torch.randn(3))
     start = param.detach().clone()
-    optimizer = MirrorAdam([param], lr=lr, p=p, center="init", steps=steps)
+    optimizer = MirrorAdam([param], lr=lr, geometry=p, center="init", steps=steps)
     sizes = []
     for _ in range(2 * steps):
         param.grad = torch.full_like(param, -1.0)
@@ -128,8 +128,8 @@ def test_resumes_to_the_bit(cls: Any, options: dict[str, Any], dtype: torch.dtyp
 
     def fresh(at: list[Tensor]) -> tuple[list[nn.Parameter], Any]:
         params = [nn.Parameter(x.clone()) for x in at]
-        groups = [{"params": params[:1]}, {"params": params[1:], "p": 1.5, "center": None}]
-        return params, cls(groups, p=1.1, center="init", **options)
+        groups = [{"params": params[:1]}, {"params": params[1:], "geometry": 1.5, "center": None}]
+        return params, cls(groups, geometry=1.1, center="init", **options)
 
     gradients = random_gradients(shapes, 8)
     params, optimizer = fresh(base)
@@ -266,7 +266,7 @@ def test_the_reach_is_not_read_from_an_lr_that_a_scheduler_has_changed(
 def test_edits_and_a_new_p(cls: Any, options: dict[str, Any], p: float) -> None:
     param = nn.Parameter(torch.randn(40))
     base = param.detach().clone()
-    optimizer = cls([param], p=p, center="init", **options)
+    optimizer = cls([param], geometry=p, center="init", **options)
     train(optimizer, random_gradients([(40,)], 5))
     param.data[:10] = base[:10]  # pruned back to the base
     param.data[10:20] += 0.01
@@ -276,7 +276,7 @@ def test_edits_and_a_new_p(cls: Any, options: dict[str, Any], p: float) -> None:
     train(optimizer, [[torch.zeros(40)]] * 2)
     torch.testing.assert_close(param.detach(), edited, rtol=0, atol=1e-6)
     assert torch.equal(param[:20], edited[:20])
-    optimizer.param_groups[0]["p"] = 1.3
+    optimizer.param_groups[0]["geometry"] = 1.3
     train(optimizer, [[torch.zeros(40)]] * 2)
     torch.testing.assert_close(param.detach(), edited, rtol=0, atol=1e-6)
     optimizer.param_groups[0]["center"] = None
@@ -287,7 +287,7 @@ def test_edits_and_a_new_p(cls: Any, options: dict[str, Any], p: float) -> None:
 
 def test_groups_of_attention() -> None:
     model = nn.TransformerEncoderLayer(8, 2, 16, dropout=0)
-    groups = attention_param_groups(model, p=1.1, rest={"p": 2.0, "lr": 1e-3})
+    groups = attention_param_groups(model, geometry=1.1, rest={"geometry": 2.0, "lr": 1e-3})
     groups[0].update(center="init", lr=0.5, steps=10)
     optimizer = MirrorAdam(groups)
     model(torch.randn(2, 3, 8)).square().sum().backward()
@@ -332,7 +332,7 @@ def test_of_all_solutions_the_closest_to_the_center(p: float) -> None:
 
     features, labels = torch.tensor(a), torch.tensor(b)
     param = nn.Parameter(torch.tensor(w0))
-    optimizer = MirrorDescent([param], lr=0.01, p=p, center="init")
+    optimizer = MirrorDescent([param], lr=0.01, geometry=p, center="init")
     for _ in range(6000):
         param.grad = features.T @ (features @ param.detach() - labels)
         optimizer.step()

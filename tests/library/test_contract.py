@@ -78,13 +78,13 @@ def check_descent(
     params, gradients = make(tensor_shapes, dtype, seed)
     expected = reference.descend([q.detach() for q in params], gradients, **options)
     train(MirrorDescent(params, **options, **implementation), gradients)
-    assert_agrees(params, expected, options["p"])
+    assert_agrees(params, expected, options["geometry"])
 
 
 descent_options = st.fixed_dictionaries(
     {
         "lr": st.floats(1e-3, 0.1),
-        "p": p_values,
+        "geometry": p_values,
         "momentum": st.sampled_from([0, 0.9]),
         "weight_decay": st.sampled_from([0, 0.1]),
         "normalize": st.sampled_from([None, "tensor", "global"]),
@@ -119,13 +119,13 @@ fused_shapes = shapes.map(lambda found: found[:3])
 @pytest.mark.parametrize(
     "fixed",
     [
-        {"p": 1.1},
-        {"p": 1.1, "momentum": 0.9, "weight_decay": 0.1},
-        {"p": 1.5, "momentum": 0.9, "nesterov": True},
-        {"p": 1.75, "normalize": "tensor", "maximize": True},
-        {"p": 2.0, "momentum": 0.9, "weight_decay": 0.1},
-        {"p": 2.7, "normalize": "global"},
-        {"p": 3.0, "weight_decay": 0.1},
+        {"geometry": 1.1},
+        {"geometry": 1.1, "momentum": 0.9, "weight_decay": 0.1},
+        {"geometry": 1.5, "momentum": 0.9, "nesterov": True},
+        {"geometry": 1.75, "normalize": "tensor", "maximize": True},
+        {"geometry": 2.0, "momentum": 0.9, "weight_decay": 0.1},
+        {"geometry": 2.7, "normalize": "global"},
+        {"geometry": 3.0, "weight_decay": 0.1},
     ],
     ids=lambda fixed: "-".join(f"{k}={v}" for k, v in fixed.items()),
 )
@@ -139,13 +139,13 @@ def test_descent_fused(
 
 @pytest.mark.slow
 def test_descent_fused_float64() -> None:
-    check_descent(FUSED, [(3, 5), (17,)], torch.float64, 0, lr=0.05, p=1.3)
+    check_descent(FUSED, [(3, 5), (17,)], torch.float64, 0, lr=0.05, geometry=1.3)
 
 
 adam_options = st.fixed_dictionaries(
     {
         "lr": st.floats(1e-4, 1e-2),
-        "p": p_values,
+        "geometry": p_values,
         "weight_decay": st.sampled_from([0, 0.1]),
         "maximize": st.booleans(),
     }
@@ -162,7 +162,7 @@ def check_adam(
     params, gradients = make(tensor_shapes, dtype, seed)
     expected = reference.adam([q.detach() for q in params], gradients, **options)
     train(MirrorAdam(params, **options, **implementation), gradients)
-    assert_agrees(params, expected, options["p"])
+    assert_agrees(params, expected, options["geometry"])
 
 
 @pytest.mark.parametrize(
@@ -183,10 +183,10 @@ def test_adam(
 @pytest.mark.parametrize(
     "fixed",
     [
-        {"p": 1.1},
-        {"p": 1.5, "weight_decay": 0.1, "maximize": True},
-        {"p": 2.0},
-        {"p": 2.7},
+        {"geometry": 1.1},
+        {"geometry": 1.5, "weight_decay": 0.1, "maximize": True},
+        {"geometry": 2.0},
+        {"geometry": 2.7},
     ],
     ids=lambda fixed: "-".join(f"{k}={v}" for k, v in fixed.items()),
 )
@@ -207,7 +207,7 @@ def test_p_2_is_sgd_to_the_bit(
     shapes_ = [(5, 7), (), (33,)]
     params, gradients = make(shapes_, dtype, 0, steps=10)
     twins = [nn.Parameter(q.detach().clone()) for q in params]
-    train(MirrorDescent(params, lr=0.03, p=2, **options, **implementation), gradients)
+    train(MirrorDescent(params, lr=0.03, geometry=2, **options, **implementation), gradients)
     # torch's fused SGD leaves the last elements of half-precision tensors undefined on a CPU.
     theirs = FOREACH if dtype == torch.bfloat16 and implementation == FUSED else implementation
     train(torch.optim.SGD(twins, lr=0.03, **options, **theirs), gradients)
@@ -218,7 +218,7 @@ def test_p_2_is_sgd_to_the_bit(
 def test_p_2_is_adamw(implementation: dict[str, Any]) -> None:
     params, gradients = make([(5, 7), (), (33,)], torch.float32, 0, steps=10)
     twins = [nn.Parameter(q.detach().clone()) for q in params]
-    train(MirrorAdam(params, lr=0.01, p=2, weight_decay=0.1, **implementation), gradients)
+    train(MirrorAdam(params, lr=0.01, geometry=2, weight_decay=0.1, **implementation), gradients)
     train(torch.optim.AdamW(twins, lr=0.01, weight_decay=0.1, **implementation), gradients)
     assert all(torch.equal(a, b) for a, b in zip(params, twins, strict=True))
 
@@ -227,8 +227,8 @@ def test_p_2_is_adamw(implementation: dict[str, Any]) -> None:
 def test_handfuls_of_tensors() -> None:
     """More tensors than one compiled call takes, with one too short for it among them."""
     many = [(n, 3) for n in range(1, 11)] + [(), (1,), (0,)]
-    check_descent(FUSED, many, torch.float32, 0, lr=0.05, p=1.1)
-    check_adam(FUSED, many, torch.float32, 0, lr=0.005, p=1.1)
+    check_descent(FUSED, many, torch.float32, 0, lr=0.05, geometry=1.1)
+    check_adam(FUSED, many, torch.float32, 0, lr=0.005, geometry=1.1)
 
 
 @pytest.mark.parametrize("implementation", [LOOP, FOREACH, FUSED], ids=["loop", "foreach", "fused"])
@@ -252,7 +252,7 @@ def test_any_memory_layout(implementation: dict[str, Any]) -> None:
         (params, gradient),
         *(([w], [g]) for w, g in zip(plain, gradient, strict=True)),
     ):
-        optimizer = MirrorDescent(weights, lr=0.1, p=1.1, momentum=0.9, **implementation)
+        optimizer = MirrorDescent(weights, lr=0.1, geometry=1.1, momentum=0.9, **implementation)
         train(optimizer, [gradients] * 3)
     for a, b in zip(plain, params, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-10)

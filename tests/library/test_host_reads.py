@@ -43,14 +43,14 @@ def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 CASES: list[tuple[Any, dict[str, Any]]] = [
-    *[(MirrorDescent, {"p": p}) for p in (1.1, 1.3, 2.0, 3.0)],
-    (MirrorDescent, {"p": 1.1, "momentum": 0.9, "weight_decay": 0.1, "maximize": True}),
-    *[(MirrorDescent, {"p": p, "normalize": "tensor"}) for p in (1.1, 2.0, 3.0)],
-    (MirrorDescent, {"p": 1.5, "normalize": "global"}),
-    (MirrorDescent, {"p": 1.1, "center": "init"}),
-    *[(MirrorAdam, {"p": p}) for p in (1.1, 1.5, 2.0, 3.0)],
-    (MirrorAdam, {"p": 1.1, "knee": None, "weight_decay": 0.1}),
-    (MirrorAdam, {"p": 1.1, "center": "init", "steps": 2}),
+    *[(MirrorDescent, {"geometry": p}) for p in (1.1, 1.3, 2.0, 3.0)],
+    (MirrorDescent, {"geometry": 1.1, "momentum": 0.9, "weight_decay": 0.1, "maximize": True}),
+    *[(MirrorDescent, {"geometry": p, "normalize": "tensor"}) for p in (1.1, 2.0, 3.0)],
+    (MirrorDescent, {"geometry": 1.5, "normalize": "global"}),
+    (MirrorDescent, {"geometry": 1.1, "center": "init"}),
+    *[(MirrorAdam, {"geometry": p}) for p in (1.1, 1.5, 2.0, 3.0)],
+    (MirrorAdam, {"geometry": 1.1, "knee": None, "weight_decay": 0.1}),
+    (MirrorAdam, {"geometry": 1.1, "center": "init", "steps": 2}),
 ]
 
 

@@ -33,10 +33,10 @@ each_optimizer = pytest.mark.parametrize(
     "choice",
     [
         pytest.param(
-            (MirrorDescent, {"lr": 5e-2, "p": 1.1, "momentum": 0.5, "normalize": "global"}),
+            (MirrorDescent, {"lr": 5e-2, "geometry": 1.1, "momentum": 0.5, "normalize": "global"}),
             id="MirrorDescent",
         ),
-        pytest.param((MirrorAdam, {"lr": 1e-2, "p": 1.5}), id="MirrorAdam"),
+        pytest.param((MirrorAdam, {"lr": 1e-2, "geometry": 1.5}), id="MirrorAdam"),
     ],
 )
 
@@ -136,7 +136,7 @@ def test_hugging_face_trainer_learns_and_resumes(choice: Choice, tmp_path: Path)
     assert isinstance(getattr(optimizer, "optimizer", optimizer), choice[0])
     # The Trainer's two groups: weights decay, biases and norms do not.
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.01, 0]
-    assert all(group["p"] == choice[1]["p"] for group in optimizer.param_groups)
+    assert all(group["geometry"] == choice[1]["geometry"] for group in optimizer.param_groups)
 
     first = hugging_face(tmp_path / "halves", choice, stop=STEPS // 2)
     first.train()
@@ -181,7 +181,7 @@ class Module(lightning.LightningModule):
 
     def configure_optimizers(self) -> Any:
         cls, options = self.choice
-        groups = attention_param_groups(self.model, rest=2.0, p=options["p"])
+        groups = attention_param_groups(self.model, rest=2.0, geometry=options["geometry"])
         optimizer = cls(groups, **{k: v for k, v in options.items() if k != "p"})
         scheduler = LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 8))
         return {

@@ -195,7 +195,7 @@ def advance(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("p", [1.1, 1.3, 1.5])
 def test_a_zero_gradient_changes_no_bit(p: float, dtype: torch.dtype) -> None:
-    (param, optimizer), _ = twice(dtype, p=p)
+    (param, optimizer), _ = twice(dtype, geometry=p)
     advance(param, optimizer, 0)
     before, dual = param.detach().clone(), optimizer.state[param]["dual"].clone()
     for seed in range(3):
@@ -253,7 +253,7 @@ def test_decay_and_momentum_move_weights_without_a_gradient(
 @pytest.mark.parametrize("p", [1.1, 1.3, 1.5, 1.75])
 def test_the_comparison_one_by_one_agrees_with_the_checksum_to_the_bit(p: float) -> None:
     """As after loading a checkpoint, when there are no checksums."""
-    (a, with_sums), (b, without) = twice(p=p)
+    (a, with_sums), (b, without) = twice(geometry=p)
     for seed in range(5):
         advance(a, with_sums, seed)
         without._checksums.clear()
@@ -281,7 +281,7 @@ def test_every_edit_from_outside_is_noticed(p: float, dtype: torch.dtype) -> Non
         w[[7, 8]] = w[[8, 7]]
 
     for edit in (one_bit, swap, Tensor.neg_, lambda w: w.mul_(1 - 1e-2)):
-        (param, optimizer), _ = twice(dtype, p=p)
+        (param, optimizer), _ = twice(dtype, geometry=p)
         advance(param, optimizer, 0)
         before = param.detach().clone()
         edit(param.data)
@@ -289,7 +289,7 @@ def test_every_edit_from_outside_is_noticed(p: float, dtype: torch.dtype) -> Non
         advance(param, optimizer, 1, 0.0)
         assert torch.equal(param, edited)
         fresh = nn.Parameter(edited.clone())
-        other = MirrorDescent([fresh], lr=0.01, p=p)
+        other = MirrorDescent([fresh], lr=0.01, geometry=p)
         for who, opt in ((param, optimizer), (fresh, other)):
             advance(who, opt, 2)
         changed = edited != before
@@ -298,10 +298,10 @@ def test_every_edit_from_outside_is_noticed(p: float, dtype: torch.dtype) -> Non
 
 
 def test_a_changed_p_starts_from_the_weights() -> None:
-    (param, optimizer), _ = twice(p=1.5)
+    (param, optimizer), _ = twice(geometry=1.5)
     advance(param, optimizer, 0)
     before = param.detach().clone()
-    optimizer.param_groups[0]["p"] = 1.2
+    optimizer.param_groups[0]["geometry"] = 1.2
     advance(param, optimizer, 1, 0.0)
     assert torch.equal(param, before)
     torch.testing.assert_close(
@@ -311,7 +311,7 @@ def test_a_changed_p_starts_from_the_weights() -> None:
 
 @pytest.mark.parametrize("name", ["state", "dual"])
 def test_state_that_was_deleted_is_made_again_from_the_weights(name: str) -> None:
-    (param, optimizer), _ = twice(p=1.5)
+    (param, optimizer), _ = twice(geometry=1.5)
     advance(param, optimizer, 0)
     before = param.detach().clone()
     del (optimizer.state if name == "state" else optimizer.state[param])[
@@ -330,7 +330,7 @@ def test_state_set_to_zero_is_made_again_from_the_weights(
     in_place: bool, center: str | None, p: float, dtype: torch.dtype, how: dict[str, Any]
 ) -> None:
     """As to forget the momentum: weights count, not what is kept beside them."""
-    (param, optimizer), _ = twice(dtype, p=p, momentum=0.9, center=center, **how)
+    (param, optimizer), _ = twice(dtype, geometry=p, momentum=0.9, center=center, **how)
     for seed in range(3):
         advance(param, optimizer, seed)
     before = param.detach().clone()
@@ -347,7 +347,7 @@ def test_steps_in_inference_mode(cls: type, p: float) -> None:
     start = torch.randn(5)
     params = [nn.Parameter(start.clone()) for _ in range(2)]
     for inference, param in zip((False, True), params, strict=True):
-        optimizer = cls([param], lr=0.1, p=p)
+        optimizer = cls([param], lr=0.1, geometry=p)
         for _ in range(3):
             param.grad = torch.ones(5)
             with torch.inference_mode(inference):
@@ -357,7 +357,7 @@ def test_steps_in_inference_mode(cls: type, p: float) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_threads_do_not_change_the_result(dtype: torch.dtype) -> None:
-    (a, one), (b, two) = twice(dtype, 200_001, p=1.1, momentum=0.9, stochastic_rounding=True)
+    (a, one), (b, two) = twice(dtype, 200_001, geometry=1.1, momentum=0.9, stochastic_rounding=True)
     threads = torch.get_num_threads()
     try:
         for seed in range(2):
@@ -377,13 +377,13 @@ def test_non_finite_entries_are_left_out(optimizer_class, p: float) -> None:
     bad = torch.tensor([5, 1500, 2999])
     params = [nn.Parameter(weights.clone()) for _ in range(2)]
     for param, value in zip(params, (0.0, torch.nan), strict=True):
-        optimizer = optimizer_class([param], lr=0.01, p=p, error_if_nonfinite=False)
+        optimizer = optimizer_class([param], lr=0.01, geometry=p, error_if_nonfinite=False)
         param.grad = torch.ones(3000)
         param.grad[bad] = value
         optimizer.step()
         assert param.isfinite().all()
     assert torch.equal(*params)
-    optimizer = optimizer_class([params[1]], lr=0.01, p=p)
+    optimizer = optimizer_class([params[1]], lr=0.01, geometry=p)
     assert params[1].grad is not None
     params[1].grad[bad] = torch.inf
     with pytest.raises(RuntimeError, match="is not finite"):
@@ -394,7 +394,7 @@ def test_stochastic_rounding_is_unbiased_and_the_same_in_every_process() -> None
     means = []
     for _ in range(2):
         param = nn.Parameter(torch.full((100_000,), 1.0, dtype=torch.bfloat16))
-        optimizer = MirrorDescent([param], lr=1e-3, p=1.5, stochastic_rounding=True)
+        optimizer = MirrorDescent([param], lr=1e-3, geometry=1.5, stochastic_rounding=True)
         param.grad = torch.ones_like(param)
         optimizer.step()
         assert set(param.unique().tolist()) == {0.99609375, 1.0}
@@ -424,7 +424,7 @@ def test_layouts(layout: str, p: float, options: dict[str, Any]) -> None:
         grad = grad[:1].expand(grad.shape)
     params = [nn.Parameter(plain.clone()), nn.Parameter(weight)]
     for k, param in enumerate(params):
-        optimizer = cls([param], lr=0.01, p=p, **options)
+        optimizer = cls([param], lr=0.01, geometry=p, **options)
         for _ in range(2):
             param.grad = grad.clone(memory_format=torch.contiguous_format)
             if k and layout == "gradient":
@@ -446,7 +446,7 @@ def test_without_checksums_the_step_is_the_same(
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(5000, generator=generator).to(dtype)
     params = [nn.Parameter(start.clone()) for _ in range(2)]
-    optimizers = [optimizer_class([param], lr=0.02, p=p) for param in params]
+    optimizers = [optimizer_class([param], lr=0.02, geometry=p) for param in params]
     for _ in range(8):
         gradient = torch.randn(5000, generator=generator).to(dtype)
         for param, optimizer in zip(params, optimizers, strict=True):
@@ -484,7 +484,7 @@ def test_centred_steps_are_those_of_torch(
         for g in gs:
             g[::5] = 0
             g[-2:-1] = torch.nan
-    options: dict[str, Any] = {"p": p, "center": centers, "weight_decay": decay}
+    options: dict[str, Any] = {"geometry": p, "center": centers, "weight_decay": decay}
     options |= {"maximize": maximize, "error_if_nonfinite": False}
     cls: Any = MirrorAdam if method == "adam" else MirrorDescent
     options |= {"lr": 0.5, "steps": steps} if method == "adam" else {"lr": 2 / steps}
@@ -524,7 +524,7 @@ def tiny_of(dtype: torch.dtype) -> float:
 def centred(dtype: torch.dtype = torch.float32, count: int = 5000, **options) -> tuple:
     weights = torch.randn(count, generator=torch.Generator().manual_seed(1)).to(dtype)
     param = nn.Parameter(weights.clone())
-    options = {"lr": 0.5, "steps": 4, "p": 1.1, "center": "init", **options}
+    options = {"lr": 0.5, "steps": 4, "geometry": 1.1, "center": "init", **options}
     return param, MirrorAdam([param], **options)
 
 
@@ -534,7 +534,7 @@ def test_a_centred_weight_without_checksums_does_not_look_edited(
     p: float, dtype: torch.dtype
 ) -> None:
     """As after loading a checkpoint; past step 4 the scale grows at every step."""
-    (a, with_sums), (b, without) = centred(dtype, p=p), centred(dtype, p=p)
+    (a, with_sums), (b, without) = centred(dtype, geometry=p), centred(dtype, geometry=p)
     for seed in range(7):
         advance(a, with_sums, 0 if seed < 6 else 1)
         without._checksums.clear()
@@ -602,7 +602,7 @@ def test_layouts_of_centred_weights(layout: str) -> None:
     params = [nn.Parameter(plain.clone()), nn.Parameter(weight)]
     for k, param in enumerate(params):
         around = turned(center) if k and layout == "center" else center.clone()
-        optimizer = MirrorAdam([param], lr=0.3, p=1.5, center=[around], steps=2)
+        optimizer = MirrorAdam([param], lr=0.3, geometry=1.5, center=[around], steps=2)
         for _ in range(3):
             param.grad = turned(grad) if k and layout == "gradient" else grad.clone()
             optimizer.step()
@@ -620,7 +620,7 @@ def test_half_precision_at_p_2_is_sgd_to_the_last_element(
         weights, *gradients = (torch.randn(count, generator=generator).to(dtype) for _ in range(4))
         params = [nn.Parameter(weights.clone()) for _ in range(2)]
         optimizers = [
-            MirrorDescent([params[0]], lr=0.1, p=2, momentum=momentum),
+            MirrorDescent([params[0]], lr=0.1, geometry=2, momentum=momentum),
             torch.optim.SGD([params[1]], lr=0.1, momentum=momentum, foreach=False),
         ]
         for g in gradients:
@@ -640,7 +640,9 @@ def test_p_2_is_torchs_sgd_to_the_bit(dtype: torch.dtype, maximize: bool, decay:
         generator = torch.Generator().manual_seed(count)
         weights, *gradients = (torch.randn(count, generator=generator).to(dtype) for _ in range(4))
         params = [nn.Parameter(weights.clone()) for _ in range(2)]
-        ours = MirrorDescent([params[0]], lr=0.37, p=2, weight_decay=decay, maximize=maximize)
+        ours = MirrorDescent(
+            [params[0]], lr=0.37, geometry=2, weight_decay=decay, maximize=maximize
+        )
         theirs = torch.optim.SGD([params[1]], lr=0.37, maximize=maximize)
         for g in gradients:
             for param in params:
@@ -654,7 +656,7 @@ def test_p_2_is_torchs_sgd_to_the_bit(dtype: torch.dtype, maximize: bool, decay:
 def test_state_of_large_parameters_starts_at_zero_and_is_saved_alone(tmp_path) -> None:
     """It lies in memory of its own, in huge pages where there are any."""
     param = nn.Parameter(torch.randn(1100, 1000))
-    optimizer = MirrorAdam([param], lr=0.0, p=1.5, knee=None)
+    optimizer = MirrorAdam([param], lr=0.0, geometry=1.5, knee=None)
     param.grad = torch.zeros_like(param)
     optimizer.step()
     state = optimizer.state[param]

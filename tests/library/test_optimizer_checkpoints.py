@@ -15,19 +15,19 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from mirrorhead import MirrorAdam, MirrorDescent
 
 CASES: list[tuple[Any, torch.dtype, dict[str, Any]]] = [
-    (MirrorDescent, torch.float32, {"p": 1.1, "momentum": 0.9}),
-    (MirrorDescent, torch.bfloat16, {"p": 3, "momentum": 0.9}),
-    (MirrorDescent, torch.float16, {"p": 3, "momentum": 0.9, "nesterov": True}),
-    (MirrorDescent, torch.float32, {"p": 1.5, "center": "init"}),
-    (MirrorDescent, torch.float32, {"p": 2, "center": "init", "momentum": 0.9}),
-    (MirrorAdam, torch.float32, {"p": 1.1}),
-    (MirrorAdam, torch.float32, {"p": 2, "weight_decay": 0.1}),
-    (MirrorAdam, torch.float32, {"p": 3}),
-    (MirrorAdam, torch.bfloat16, {"p": 1.5}),
-    (MirrorAdam, torch.bfloat16, {"p": 2}),
-    (MirrorAdam, torch.float16, {"p": 3}),
-    (MirrorAdam, torch.float32, {"p": 1.1, "center": "init", "steps": 9}),
-    (MirrorAdam, torch.float16, {"p": 3, "center": "init", "steps": 9}),
+    (MirrorDescent, torch.float32, {"geometry": 1.1, "momentum": 0.9}),
+    (MirrorDescent, torch.bfloat16, {"geometry": 3, "momentum": 0.9}),
+    (MirrorDescent, torch.float16, {"geometry": 3, "momentum": 0.9, "nesterov": True}),
+    (MirrorDescent, torch.float32, {"geometry": 1.5, "center": "init"}),
+    (MirrorDescent, torch.float32, {"geometry": 2, "center": "init", "momentum": 0.9}),
+    (MirrorAdam, torch.float32, {"geometry": 1.1}),
+    (MirrorAdam, torch.float32, {"geometry": 2, "weight_decay": 0.1}),
+    (MirrorAdam, torch.float32, {"geometry": 3}),
+    (MirrorAdam, torch.bfloat16, {"geometry": 1.5}),
+    (MirrorAdam, torch.bfloat16, {"geometry": 2}),
+    (MirrorAdam, torch.float16, {"geometry": 3}),
+    (MirrorAdam, torch.float32, {"geometry": 1.1, "center": "init", "steps": 9}),
+    (MirrorAdam, torch.float16, {"geometry": 3, "center": "init", "steps": 9}),
 ]
 each_case = pytest.mark.parametrize(("cls", "dtype", "options"), CASES, ids=str)
 
@@ -129,7 +129,7 @@ def test_parameters_without_names_are_counted() -> None:
 
 def test_what_overflowed_in_a_run_is_loaded_as_it_was() -> None:
     """A gradient of 1e25 is finite, and its square is not."""
-    optimizer = stepped(MirrorAdam, torch.float32, {"p": 1.1}, steps=1)
+    optimizer = stepped(MirrorAdam, torch.float32, {"geometry": 1.1}, steps=1)
     for param in optimizer.param_groups[0]["params"]:
         param.grad = torch.full_like(param, 1e25)
     optimizer.step()
@@ -167,11 +167,11 @@ def test_a_checkpoint_of_adamw_can_be_saved_again_before_a_step(
     adamw = stepped(torch.optim.AdamW, dtype, {"weight_decay": 0.0})
     runs = []
     for again in (False, True):
-        ours = stepped(MirrorAdam, dtype, {"p": p}, steps=0)
+        ours = stepped(MirrorAdam, dtype, {"geometry": p}, steps=0)
         ours.load_state_dict(copy.deepcopy(adamw.state_dict()))
         if again:
             saved = copy.deepcopy(ours.state_dict())
-            ours = stepped(MirrorAdam, dtype, {"p": p}, steps=0)
+            ours = stepped(MirrorAdam, dtype, {"geometry": p}, steps=0)
             ours.load_state_dict(saved)
         advance(ours, 2)
         runs.append(ours)
@@ -183,34 +183,34 @@ def test_a_checkpoint_of_adamw_can_be_saved_again_before_a_step(
 
 
 def test_a_checkpoint_in_full_precision_is_loaded_for_weights_in_half() -> None:
-    full = stepped(MirrorAdam, torch.float32, {"p": 3})
-    half = stepped(MirrorAdam, torch.bfloat16, {"p": 3}, steps=0)
+    full = stepped(MirrorAdam, torch.float32, {"geometry": 3})
+    half = stepped(MirrorAdam, torch.bfloat16, {"geometry": 3}, steps=0)
     half.load_state_dict(copy.deepcopy(full.state_dict()))
     advance(half, 1)
     assert "wide" in half.state[half.param_groups[0]["params"][0]]
 
 
 def changed_p(optimizer: Any) -> None:
-    optimizer.param_groups[0]["p"] = 1.5
+    optimizer.param_groups[0]["geometry"] = 1.5
 
 
 def changed_center(optimizer: Any) -> None:
     optimizer.param_groups[0].update(center="init", steps=9)
 
 
-@pytest.mark.filterwarnings("ignore:the state_dict was saved with p=1.5:UserWarning")
+@pytest.mark.filterwarnings("ignore:the state_dict was saved with geometry=1.5:UserWarning")
 @pytest.mark.parametrize(("change", "name"), [(changed_p, "dual"), (changed_center, "center")])
 def test_the_error_says_how_to_load_after_a_change_of_options(
     change: Callable[[Any], None], name: str
 ) -> None:
-    optimizer = stepped(MirrorAdam, torch.float32, {"p": 3})
+    optimizer = stepped(MirrorAdam, torch.float32, {"geometry": 3})
     before = {**optimizer.param_groups[0]}
     change(optimizer)
     saved = copy.deepcopy(optimizer.state_dict())
-    other = stepped(MirrorAdam, torch.float32, {"p": 3}, steps=0)
+    other = stepped(MirrorAdam, torch.float32, {"geometry": 3}, steps=0)
     with pytest.raises(ValueError, match=rf"no '{name}'.*load the state_dict with the old value"):
         other.load_state_dict(saved)
-    for option in ("p", "center", "steps"):
+    for option in ("geometry", "center", "steps"):
         saved["param_groups"][0][option] = before[option]
     other.load_state_dict(saved)
     with torch.no_grad():

@@ -63,7 +63,7 @@ def test_subnormals_of_float16_survive_a_flush_of_those_of_float32(
 ) -> None:
     """They are normal numbers of float32, in which the step computes."""
     start = (torch.arange(-1023, 1024) * 2.0**-24).half()
-    options = {"p": p, "center": center, **how}
+    options = {"geometry": p, "center": center, **how}
     options |= {"steps": 9} if cls is MirrorAdam and center else {}
     gradient = start.roll(7)
     ends = []
@@ -109,7 +109,7 @@ def test_a_subnormal_weight_has_the_u_that_belongs_to_it(
     gradient = torch.full_like(start, 1e-9 if cls is MirrorDescent else 1.0)
     lr = 1.0 if cls is MirrorDescent else 1e-9
     knee = {} if cls is MirrorDescent else {"rms_floor": 1.0}
-    options = {"lr": lr, "p": p, "keep_dual": keep_dual, **knee}
+    options = {"lr": lr, "geometry": p, "keep_dual": keep_dual, **knee}
     optimizer, param = run(cls, start, [gradient] * 2, **options, **how)
     _, expected = run(cls, start, [gradient] * 2, foreach=False, **options)
     torch.testing.assert_close(param, expected, rtol=3e-2, atol=torch.finfo(dtype).tiny)
@@ -126,7 +126,7 @@ def test_a_subnormal_weight_has_the_u_that_belongs_to_it(
 @each_implementation
 def test_a_subnormal_step_from_0_moves_a_weight_for_p_above_2(how: dict[str, Any]) -> None:
     """w = |1e-39|^(1/1.7) = 1e-23."""
-    _, param = run(MirrorDescent, torch.zeros(40), [torch.ones(40)], lr=1e-39, p=2.7, **how)
+    _, param = run(MirrorDescent, torch.zeros(40), [torch.ones(40)], lr=1e-39, geometry=2.7, **how)
     torch.testing.assert_close(
         param.detach(), torch.full((40,), -(1e-39 ** (1 / 1.7))), rtol=1e-4, atol=0
     )
@@ -180,7 +180,7 @@ def test_a_tensor_lr_edited_in_place_is_checked(
     how: dict[str, Any], cls: Any, p: float, bad: float
 ) -> None:
     lr = torch.tensor(0.1)
-    optimizer, param = run(cls, torch.ones(4), [torch.ones(4)] * 2, lr=lr, p=p, **how)
+    optimizer, param = run(cls, torch.ones(4), [torch.ones(4)] * 2, lr=lr, geometry=p, **how)
     before, state = param.detach().clone(), str(optimizer.state_dict())
     for edited in (lr, lr.data, lr.numpy()):
         edited[()] = bad
@@ -226,11 +226,11 @@ def test_a_tensor_lr_edited_in_place_is_used(how: dict[str, Any], cls: Any) -> N
 @pytest.mark.parametrize(
     "options",
     [
-        {"p": 1.5},
-        {"p": 2.0},
-        {"p": 3.0},
-        {"p": 1.1, "center": "init"},
-        {"p": 1.1, "keep_dual": False},
+        {"geometry": 1.5},
+        {"geometry": 2.0},
+        {"geometry": 3.0},
+        {"geometry": 1.1, "center": "init"},
+        {"geometry": 1.1, "keep_dual": False},
     ],
     ids=str,
 )
@@ -273,7 +273,7 @@ def test_a_step_leaves_gradients_as_they_are(
     for options, maximize, decay, bad in product(own, (False, True), (0, 0.1), (False, True)):
         params = [nn.Parameter(torch.randn(4, 3).to(dtype)) for _ in range(2)]
         optimizer = cls(
-            params, lr=0.1, p=p, weight_decay=decay, maximize=maximize, error_if_nonfinite=False,
+            params, lr=0.1, geometry=p, weight_decay=decay, maximize=maximize, error_if_nonfinite=False,  # noqa: E501
             **options, **how,
         )  # fmt: skip
         for _ in range(2):

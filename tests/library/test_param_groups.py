@@ -250,7 +250,7 @@ def test_groups_have_their_own_p(
     cls: Any, build: Callable[[], nn.Module], attention: set[str]
 ) -> None:
     model = build()
-    optimizer = cls(attention_param_groups(model, p=1.1, rest=2.0), lr=1e-3)
+    optimizer = cls(attention_param_groups(model, geometry=1.1, rest=2.0), lr=1e-3)
     for param in model.parameters():
         param.grad = torch.ones_like(param)
     before = {name: param.detach().clone() for name, param in model.named_parameters()}
@@ -283,32 +283,34 @@ def test_frozen_parameters_are_left_out() -> None:
 def test_first_match_wins() -> None:
     model = nn.TransformerEncoderLayer(8, 2, 16)
     patterns = [
-        (r"in_proj", {"p": 1.3}),
-        (r"proj", {"p": 1.4}),
-        (r"\.weight$", {"p": 1.5, "weight_decay": 0.1}),
-        (r"norm1\.weight", {"p": 1.6}),  # taken already
+        (r"in_proj", {"geometry": 1.3}),
+        (r"proj", {"geometry": 1.4}),
+        (r"\.weight$", {"geometry": 1.5, "weight_decay": 0.1}),
+        (r"norm1\.weight", {"geometry": 1.6}),  # taken already
     ]
-    groups = attention_param_groups(model, p=1.1, rest=3.0, patterns=patterns)
+    groups = attention_param_groups(model, geometry=1.1, rest=3.0, patterns=patterns)
     assert names(groups) == {
         "in_proj": ["self_attn.in_proj_weight", "self_attn.in_proj_bias"],
         "proj": ["self_attn.out_proj.weight", "self_attn.out_proj.bias"],
         r"\.weight$": ["linear1.weight", "linear2.weight", "norm1.weight", "norm2.weight"],
         "rest": ["linear1.bias", "linear2.bias", "norm1.bias", "norm2.bias"],
     }
-    assert [group["p"] for group in groups] == [1.3, 1.4, 1.5, 3.0]
+    assert [group["geometry"] for group in groups] == [1.3, 1.4, 1.5, 3.0]
     assert groups[2]["weight_decay"] == 0.1
 
 
 def test_options_of_a_group_win_over_those_of_all() -> None:
     groups = attention_param_groups(
         nn.TransformerEncoderLayer(8, 2, 16),
-        p=1.2,
-        rest={"p": 1.7, "lr": 0.3},
-        patterns=[("norm", {"p": 2.0, "weight_decay": 0.0})],
+        geometry=1.2,
+        rest={"geometry": 1.7, "lr": 0.3},
+        patterns=[("norm", {"geometry": 2.0, "weight_decay": 0.0})],
         lr=0.1,
         weight_decay=0.5,
     )
-    options = {group["name"]: (group["p"], group["lr"], group["weight_decay"]) for group in groups}
+    options = {
+        group["name"]: (group["geometry"], group["lr"], group["weight_decay"]) for group in groups
+    }
     assert options == {
         "norm": (2.0, 0.1, 0.0),
         "attention": (1.2, 0.1, 0.5),
@@ -322,7 +324,11 @@ def test_options_of_a_group_win_over_those_of_all() -> None:
         ({"rset": 3.0}, TypeError, r"options has 'rset'; a group can set betas, .*, weight_decay"),
         ({"rest": {"decay": 0.1}}, TypeError, "rest has 'decay'; a group can set betas"),
         ({"patterns": [("norm", {"q": 2})]}, TypeError, r"patterns\['norm'\] has 'q'; a group can"),
-        ({"patterns": {"norm": {"p": 2}}}, TypeError, "patterns must be pairs .*; got {'norm': {"),
+        (
+            {"patterns": {"norm": {"geometry": 2}}},
+            TypeError,
+            "patterns must be pairs .*; got {'norm': {",
+        ),
         ({"patterns": [("norm", 1.5)]}, TypeError, "patterns must be pairs .*; got .*1.5"),
         ({"model": [nn.Parameter(torch.ones(2))]}, TypeError, "model must be a module, got list"),
     ],
@@ -335,14 +341,17 @@ def test_typos_are_refused(arguments: dict[str, Any], error: type[Exception], me
 def test_a_pattern_that_matches_nothing_gives_a_warning() -> None:
     model = nn.TransformerEncoderLayer(8, 2, 16)
     with pytest.warns(UserWarning, match="'norn', which matches no parameter; names are like"):
-        groups = attention_param_groups(model, patterns=[("norn", {"p": 2.0})])
+        groups = attention_param_groups(model, patterns=[("norn", {"geometry": 2.0})])
     assert list(names(groups)) == ["attention", "rest"]
 
 
 def test_options_of_schedulers_and_patterns_of_frozen_weights_are_accepted() -> None:
     model = nn.TransformerEncoderLayer(8, 2, 16)
     model.norm1.requires_grad_(False)
-    patterns = [("norm1", {"p": 2.0}), ("norm2", {"p": 2.0, "lr_scale": 0.1, "name": "last"})]
+    patterns = [
+        ("norm1", {"geometry": 2.0}),
+        ("norm2", {"geometry": 2.0, "lr_scale": 0.1, "name": "last"}),
+    ]
     groups = attention_param_groups(model, patterns=patterns, max_lr=0.1, knee=None, momentum=0.9)
     assert list(names(groups)) == ["last", "attention", "rest"]
     assert groups[0]["lr_scale"] == 0.1
@@ -351,24 +360,24 @@ def test_options_of_schedulers_and_patterns_of_frozen_weights_are_accepted() -> 
 @pytest.mark.parametrize("pattern", ["(", "[a", "*"])
 def test_bad_regular_expression(pattern: str) -> None:
     with pytest.raises(ValueError, match=re.escape(f"patterns has {pattern!r}")):
-        attention_param_groups(nn.MultiheadAttention(8, 2), patterns=[(pattern, {"p": 2.0})])
+        attention_param_groups(nn.MultiheadAttention(8, 2), patterns=[(pattern, {"geometry": 2.0})])
 
 
 @pytest.mark.parametrize("cls", [MirrorDescent, MirrorAdam])
 def test_bad_option_of_a_group_is_refused(cls: Any) -> None:
     model = nn.MultiheadAttention(8, 2)
-    with pytest.raises(ValueError, match="p must be"):
-        cls(attention_param_groups(model, p=1.0), lr=0.1)
+    with pytest.raises(ValueError, match="geometry must be"):
+        cls(attention_param_groups(model, geometry=1.0), lr=0.1)
 
 
 def test_prints_what_it_grouped() -> None:
     model = nn.TransformerEncoderLayer(8, 2, dim_feedforward=16)
-    attention, rest = str(attention_param_groups(model, p=1.1, lr=0.5)).splitlines()
+    attention, rest = str(attention_param_groups(model, geometry=1.1, lr=0.5)).splitlines()
     assert attention == (
-        "attention (lr=0.5, p=1.1): 1 tensors, 192 parameters: self_attn.in_proj_weight"
+        "attention (lr=0.5, geometry=1.1): 1 tensors, 192 parameters: self_attn.in_proj_weight"
     )
     total = sum(param.numel() for param in model.parameters())
-    assert rest.startswith(f"rest (lr=0.5, p=2.0): 11 tensors, {total - 192} parameters: ")
+    assert rest.startswith(f"rest (lr=0.5, geometry=2.0): 11 tensors, {total - 192} parameters: ")
     assert rest.endswith(", and 7 more")
 
 
@@ -384,7 +393,7 @@ def test_groups_survive_a_checkpoint() -> None:
     def build(seed: int) -> tuple[nn.Module, MirrorDescent]:
         torch.manual_seed(seed)
         model = nn.TransformerEncoderLayer(8, 2, 16, dropout=0, batch_first=True)
-        return model, MirrorDescent(attention_param_groups(model, p=1.1), lr=0.1)
+        return model, MirrorDescent(attention_param_groups(model, geometry=1.1), lr=0.1)
 
     def train(model: nn.Module, optimizer: MirrorDescent) -> None:
         for _ in range(3):
@@ -467,18 +476,18 @@ def test_names_of_adapters_parametrizations_and_wrappers() -> None:
         f"{at}k_proj.parametrizations.weight.original1",
     ]
     assert f"{at}up_proj.lora_A.default.weight" in groups["rest"]
-    own = attention_param_groups(model, patterns=[(r"q_proj\.weight$", {"p": 1.3})])
+    own = attention_param_groups(model, patterns=[(r"q_proj\.weight$", {"geometry": 1.3})])
     assert len(names(own)[r"q_proj\.weight$"]) == 3
 
 
 @pytest.mark.parametrize("cls", [MirrorDescent, MirrorAdam])
 def test_plain_parameters(cls: Any) -> None:
     model = nn.TransformerEncoderLayer(8, 2, 16, dropout=0)
-    groups = attention_param_groups(model, p=1.1, named=False)
-    assert "attention (p=1.1): 1 tensors, 192 parameters: (24, 8)" in str(groups)
+    groups = attention_param_groups(model, geometry=1.1, named=False)
+    assert "attention (geometry=1.1): 1 tensors, 192 parameters: (24, 8)" in str(groups)
     model(torch.ones(2, 3, 8)).square().sum().backward()
     for group in groups:
         nn.utils.clip_grad_norm_(group["params"], 1.0)
     optimizer = cls(groups, lr=0.1)
     optimizer.step()
-    assert [group["p"] for group in optimizer.param_groups] == [1.1, 2.0]
+    assert [group["geometry"] for group in optimizer.param_groups] == [1.1, 2.0]

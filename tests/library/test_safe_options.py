@@ -84,7 +84,7 @@ def test_a_step_of_adam_is_bounded(
     knee = options.get("knee", 1.0)
     for p in P:
         params = tensors(dtype)
-        moved = walk(MirrorAdam(params, p=p, **options, **how), params, 1)
+        moved = walk(MirrorAdam(params, geometry=p, **options, **how), params, 1)
         for param, by in zip(params, moved, strict=True):
             assert param.isfinite().all()
             before, largest, rounding = sizes(param, by)
@@ -107,7 +107,7 @@ def test_a_step_of_descent_is_bounded(
 ) -> None:
     for p in P:
         params = tensors(dtype)
-        moved = walk(MirrorDescent(params, p=p, **options, **how), params, 1)
+        moved = walk(MirrorDescent(params, geometry=p, **options, **how), params, 1)
         in_dual = 1.01 * LR * (1 + options.get("momentum", 0))
         for param, by in zip(params, moved, strict=True):
             assert param.isfinite().all()
@@ -130,7 +130,10 @@ def test_biases_at_zero_move_as_with_adamw_whatever_the_knee(
     mine = [nn.Parameter(torch.zeros(3)), nn.Parameter(0.02 * torch.randn(4, 3))]
     theirs = [nn.Parameter(param.detach().clone()) for param in mine]
     torch.manual_seed(2)
-    optimizers = MirrorAdam(mine, p=p, knee=knee, **how), torch.optim.AdamW(theirs, weight_decay=0)
+    optimizers = (
+        MirrorAdam(mine, geometry=p, knee=knee, **how),
+        torch.optim.AdamW(theirs, weight_decay=0),
+    )
     for _ in range(30):
         for one, other in zip(mine, theirs, strict=True):
             one.grad = other.grad = torch.randn(one.shape) + 0.5
@@ -146,7 +149,7 @@ def test_without_eps_a_weight_without_a_gradient_stays(p: float, how: dict[str, 
     w = nn.Parameter(torch.tensor([0.0, 0.02, -0.5]))
     before = w.detach().clone()
     w.grad = torch.tensor([0.0, 0.0, 1.0])
-    MirrorAdam([w], p=p, eps=0.0, **how).step()
+    MirrorAdam([w], geometry=p, eps=0.0, **how).step()
     assert torch.equal(w.detach()[:2], before[:2])
     assert w[2] < before[2]
 
@@ -156,6 +159,6 @@ def test_without_eps_a_weight_without_a_gradient_stays(p: float, how: dict[str, 
 def test_above_2_a_tensor_at_zero_has_the_size_1e_2(p: float, how: dict[str, Any]) -> None:
     w = nn.Parameter(torch.zeros(3))
     w.grad = torch.ones(3)
-    MirrorAdam([w], p=p, **how).step()
+    MirrorAdam([w], geometry=p, **how).step()
     expected = -((LR * (p - 1) * 1e-2 ** (p - 2)) ** (1 / (p - 1)))
     torch.testing.assert_close(w.detach(), torch.full((3,), expected), rtol=1e-5, atol=0)

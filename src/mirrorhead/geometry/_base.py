@@ -100,6 +100,14 @@ class Potential(_OfEach, ABC):
     #: The norm whose max-margin direction mirror descent tends to.
     limit: Norm
 
+    #: Whether u says more than the weights do, as where small entries of u count as 0. Optimizers
+    #: then keep u when the potential is exchanged for another of its class.
+    dense_dual: ClassVar[bool] = False
+
+    def lift(self, w: Tensor) -> Tensor:
+        """Return the u from which training that starts at w begins."""
+        return self.mirror(w)
+
     @abstractmethod
     def mirror(self, w: Tensor, dims: Dims = None) -> Tensor:
         """Return the gradient of the potential; one of your own may leave `dims` out."""

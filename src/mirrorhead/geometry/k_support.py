@@ -37,6 +37,8 @@ class KSupport(Norm, Potential):
     tensor(5.)
     """
 
+    dense_dual = True
+
     def __init__(self, share: float | None = None, k: int | None = None) -> None:
         if (share is None) == (k is None):
             raise TypeError("give either share or k")
@@ -64,6 +66,10 @@ class KSupport(Norm, Potential):
         k = self.k if self.share is None else round(self.share * entries)
         assert k is not None
         return min(max(k, 1), entries)
+
+    def lift(self, w: Tensor) -> Tensor:
+        """Return w: the first weights are then the k largest of those that training starts at."""
+        return w
 
     def norm(self, w: Tensor, dims: Dims = None) -> Tensor:
         """Return the k-support norm."""

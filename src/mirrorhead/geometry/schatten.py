@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from mirrorhead._checks import check_integer
 from mirrorhead.geometry._base import Norm, Potential
 from mirrorhead.geometry._powers import Dims, in_wide
 from mirrorhead.geometry.pnorm import PNorm, entry_divergence
@@ -23,6 +24,9 @@ class Schatten(Norm, Potential):
 
     Args:
         p: from 1 to inf.
+        newton_schulz: for p = inf, compute `steepest` by this number of Newton-Schulz steps, 5 as
+            in Muon, instead of a singular value decomposition: much faster on large matrices, and
+            its singular values are about 0.7 to 1.2 instead of 1.
 
     >>> W = torch.diag(torch.tensor([3.0, -4.0]))
     >>> [float(Schatten(p).norm(W)) for p in (1, 2, math.inf)]
@@ -32,15 +36,19 @@ class Schatten(Norm, Potential):
             [ 0., -1.]])
     """
 
-    def __init__(self, p: float) -> None:
+    def __init__(self, p: float, newton_schulz: int = 0) -> None:
         self._entries = PNorm(p)  # of the singular values
         self.p, self.q = self._entries.p, self._entries.q
+        self.newton_schulz = check_integer("newton_schulz", newton_schulz, 0)
+        if newton_schulz and self.p != math.inf:
+            raise ValueError(f"newton_schulz needs p = inf, got p = {self.p:g}")
 
     def __repr__(self) -> str:
-        return f"Schatten({self.p:g})"
+        steps = f", newton_schulz={self.newton_schulz}" if self.newton_schulz else ""
+        return f"Schatten({self.p:g}{steps})"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Schatten) and other.p == self.p
+        return isinstance(other, Schatten) and repr(other) == repr(self) and other.p == self.p
 
     def __hash__(self) -> int:
         return hash((Schatten, self.p))
@@ -70,6 +78,9 @@ class Schatten(Norm, Potential):
 
     def steepest(self, u: Tensor, dims: Dims = None) -> Tensor:
         """Return P d Q', where d is the steepest direction of the singular values of u."""
+        if self.newton_schulz:
+            moved = _newton_schulz(self._matrices(u, dims), self.newton_schulz)
+            return moved if dims is None else moved.movedim((-2, -1), dims)  # pyright: ignore
         return self._with_values(u, dims, lambda s: self._entries.steepest(s, -1))
 
     def mirror(self, w: Tensor, dims: Dims = None) -> Tensor:
@@ -122,6 +133,25 @@ class Schatten(Norm, Potential):
             return new if dims is None else new.movedim((-2, -1), dims)  # pyright: ignore
 
         return in_wide(changed, x)
+
+
+def _newton_schulz(x: Tensor, steps: int) -> Tensor:
+    """Return about P Q' of x = P diag(sigma) Q', by steps X <- a X + (b XX' + c (XX')^2) X.
+
+    The coefficients are Muon's (Jordan et al. 2024): they lift small singular values fast and leave
+    all of them near 1. Computed in bfloat16 where the processor multiplies matrices of it.
+    """
+    on_cpu = x.device.type == "cpu"
+    fast = not on_cpu or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # pyright: ignore
+    y = x.to(torch.bfloat16 if fast and x.dtype != torch.float64 else x.dtype)
+    tall = y.shape[-2] > y.shape[-1]
+    y = y.mT if tall else y
+    size = torch.linalg.matrix_norm(y / _scale(y), keepdim=True)
+    y = y / _scale(y) / torch.where(size > 0, size, 1.0)
+    for _ in range(steps):
+        gram = y @ y.mT
+        y = 3.4445 * y + (2.0315 * (gram @ gram) - 4.7750 * gram) @ y
+    return (y.mT if tall else y).to(x.dtype)
 
 
 def _scale(x: Tensor) -> Tensor:

@@ -22,6 +22,8 @@ class SoftThreshold(Separable):
     tensor([ 0., -2.])
     """
 
+    dense_dual = True
+
     def __init__(self, threshold: float) -> None:
         self.threshold = check_positive("threshold", threshold)
 

@@ -11,7 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mirrorhead.geometry._powers import check_p, signed_power
+from mirrorhead._checks import is_number
+from mirrorhead.geometry import PNorm
+from mirrorhead.geometry._base import Norm, Potential
+from mirrorhead.geometry._choice import as_potential, describe
+from mirrorhead.geometry._powers import signed_power
+from mirrorhead.optim._any_geometry import AnyPlan, move_mirror
 from mirrorhead.optim._cached_plan import CachedPlan, can_be_kept, identical, option_values
 from mirrorhead.optim._centered import CenteredPlan, first_scale, like_param, matched_centers
 from mirrorhead.optim._checkpoints import check_complete, check_scalar, check_tensor, placed
@@ -30,7 +35,7 @@ from mirrorhead.optim._step import Group, Implementation, StepPlan, dither_of, w
 
 Center = Literal["init"] | Mapping[str, Tensor] | Sequence[Tensor] | None
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
-Plan = StepPlan | CenteredPlan | CachedPlan
+Plan = StepPlan | CenteredPlan | CachedPlan | AnyPlan
 
 _CENTER = 'center must be None, "init", a state dict or a list of tensors'
 
@@ -54,8 +59,9 @@ class MirrorOptimizer(Optimizer):
         self._centers: dict[Tensor, Tensor] = {}  # given by the caller, until the first step
         self._checksums: dict[Tensor, Checksums] = {}
         self._plans: dict[int, CachedPlan] = {}  # by id of the group
+        self._written_in: dict[Tensor, Potential] = {}  # the potential of the last step
         super().__init__(given, defaults)
-        if self._is_given(defaults["center"]):
+        if self._is_given(defaults.get("center")):
             self.defaults["center"] = None  # the groups have what was given
 
     def add_param_group(self, param_group: Group) -> None:
@@ -79,14 +85,22 @@ class MirrorOptimizer(Optimizer):
                     f"parameters must have 16 bits or more, got {param.dtype}: train a copy in"
                     " bfloat16 or float32"
                 )
-        if param_group.get("center", self.defaults["center"]) == "given":
+        if param_group.get("center", self.defaults.get("center")) == "given":
             raise ValueError(_CENTER)
         super().add_param_group({"step": 0, **param_group})
         try:
+            self._check_fit(self.param_groups[-1])
             self._take_center(self.param_groups[-1])
         except Exception:
             self.param_groups.pop()
             raise
+
+    def _check_fit(self, group: Group) -> None:
+        """Refuse parameters that the geometries of their group cannot measure."""
+        for geometry in (group["geometry"], group.get("direction")):
+            if isinstance(geometry, Norm | Potential):
+                for param in group["params"]:
+                    geometry.check(param.shape, self._name(group, param).rstrip(","))
 
     def _check_group(self, number: int, options: Group) -> None:
         """Check the options of a group; an error names the group."""
@@ -100,6 +114,12 @@ class MirrorOptimizer(Optimizer):
         """Return how far the weights of a centred group can move before S grows."""
         return 1.0
 
+    @classmethod
+    def _check_geometry(cls, options: Group) -> None:
+        psi = as_potential(options["geometry"], "geometry")
+        if options["center"] is not None and not isinstance(psi, PNorm):
+            raise ValueError(f"center needs a p-norm, got geometry={psi!r}: give Centered(...)")
+
     @staticmethod
     def _is_given(center: Any) -> bool:
         return center is not None and not isinstance(center, str)
@@ -107,7 +127,7 @@ class MirrorOptimizer(Optimizer):
     @classmethod
     def check_options(cls, options: dict[str, Any]) -> None:
         """Raise on the first option that has no meaning, naming it."""
-        check_p(options["p"])
+        cls._check_geometry(options)
         lr = options["lr"]
         if isinstance(lr, Tensor):
             check_one_element("lr", lr)
@@ -116,12 +136,13 @@ class MirrorOptimizer(Optimizer):
         check_number("weight_decay", options["weight_decay"])
         flags = ("maximize", "keep_dual", "stochastic_rounding", "error_if_nonfinite")
         for name in (*flags, *cls._own_flags):
-            if not isinstance(options[name], bool):
+            has = name in cls.__init__.__code__.co_varnames
+            if has and not isinstance(options[name], bool):
                 raise TypeError(f"{name} must be True or False, got {options[name]!r}")
         for name in ("foreach", "fused"):
-            if options[name] not in (None, True, False):
+            if options.get(name) not in (None, True, False):
                 raise TypeError(f"{name} must be True, False or None, got {options[name]!r}")
-        center = options["center"]
+        center = options.get("center")
         if isinstance(center, str) and center not in ("init", "given"):
             raise ValueError(f"{_CENTER}, got {center!r}")
         if cls._is_given(center) and (isinstance(center, Tensor) or not hasattr(center, "__len__")):
@@ -133,7 +154,7 @@ class MirrorOptimizer(Optimizer):
             )
         if center is not None and not options["keep_dual"]:
             raise ValueError("keep_dual=False cannot be used with center, which needs its state")
-        if options["foreach"] and options["fused"]:
+        if options.get("foreach") and options.get("fused"):
             raise ValueError("foreach and fused cannot both be True: choose one implementation")
         for name in FOREIGN:
             if options.get(name):
@@ -195,11 +216,15 @@ class MirrorOptimizer(Optimizer):
                 steps.append((group, params, None))
         return [(group, q, plan or self._new_plan(group, q)) for group, q, plan in steps]
 
-    def _new_plan(self, group: Group, params: list[Tensor]) -> StepPlan | CenteredPlan:
+    def _new_plan(self, group: Group, params: list[Tensor]) -> StepPlan | CenteredPlan | AnyPlan:
         """Plan the next step of one group, and make the state that is missing."""
+        if "center" not in group or group.get("direction") or not is_number(group["geometry"]):
+            self._prepare_state(group, params)
+            return self._any_plan(group, params)
         centered = group["center"] is not None
-        names = ("p", "weight_decay", "maximize", "foreach", "fused", "stochastic_rounding")
+        names = ("weight_decay", "maximize", "foreach", "fused", "stochastic_rounding")
         options = {"lr": self._rate(group), **{name: group[name] for name in names}}
+        options["p"] = group["geometry"]
         options["params"] = [local(param) for param in params]
         options["grads"] = [local_gradient(param) for param in params]
         self._prepare_state(group, params)
@@ -216,6 +241,28 @@ class MirrorOptimizer(Optimizer):
 
     def _prepare_state(self, group: Group, params: list[Tensor]) -> None:
         """Measure weights before their first step, if the optimizer needs it."""
+
+    def _any_plan(self, group: Group, params: list[Tensor]) -> AnyPlan:
+        psi, rate = as_geometry(group["geometry"]), self._rate(group)
+
+        def move(param: Tensor, d: Tensor) -> None:
+            before, state = self._written_in.get(param, psi), self.state[param]
+            if "dual" not in state:
+                wide = wide_dtype(param.dtype)
+                state["dual"] = psi.lift(param.detach().to(wide)).to(wide).clone()
+            lr, decay = rate * self._speed(group, param), rate * group["weight_decay"]
+            move_mirror(param, state["dual"], d, psi, before, lr, decay)
+            self._written_in[param] = psi
+
+        return AnyPlan(group, params, lambda param, g: self._direction(group, param, g), move)
+
+    def _speed(self, group: Group, param: Tensor) -> float:
+        """Return what lr is multiplied by in the dual."""
+        return 1.0
+
+    @abstractmethod
+    def _direction(self, group: Group, param: Tensor, g: Tensor) -> Tensor:
+        """Return the direction of the step of one parameter, given its gradient."""
 
     @abstractmethod
     def _is_plain(self, group: Group, param: Tensor) -> bool:
@@ -259,6 +306,7 @@ class MirrorOptimizer(Optimizer):
         if not same or edition != self._rates[id(group)][0]:
             group.update(plain_numbers(group))
             self._check_group(position, group)
+            self._check_fit(group)
             self._take_center(group)
             self._checked[id(group)] = option_values(group)
             self._rates[id(group)] = edition, number(group["lr"], missing=0.0)
@@ -269,10 +317,10 @@ class MirrorOptimizer(Optimizer):
 
     def _take_center(self, group: Group) -> None:
         """Make a center that was set in a group, after it was added, that of the next step."""
-        if group["center"] is not None:
+        if group.get("center") is not None:
             reach = group["reach"] = group.get("reach") or self._reach(group)
             check_number("reach", reach, positive=True)
-        if self._is_given(group["center"]):
+        if self._is_given(group.get("center")):
             params = group["params"]
             centers = matched_centers(group["center"], group.get("param_names", ()), params)
             self._centers.update(zip(params, centers, strict=True))
@@ -345,9 +393,9 @@ class MirrorOptimizer(Optimizer):
             return None
         if "center" in self.state.get(param, ()):  # the group's center is None now
             self._drop_center(param)
-        if not group["keep_dual"] or (group["p"] >= 2 and param.dtype == wide):
+        if not group["keep_dual"] or (group["geometry"] >= 2 and param.dtype == wide):
             return None
-        name = "dual" if group["p"] < 2 else "wide"
+        name = "dual" if group["geometry"] < 2 else "wide"
         if name not in self.state.get(param, ()):
             self._checksums.pop(param, None)
             # The C library finds zeros where the weights are not zero, and computes u itself.
@@ -359,7 +407,7 @@ class MirrorOptimizer(Optimizer):
         return self._buffer(param, name, wide)
 
     def _mirror(self, group: Group, param: Tensor, weight: Tensor) -> Tensor:
-        return signed_power(weight, group["p"] - 1)
+        return signed_power(weight, group["geometry"] - 1)
 
     def _buffer(self, param: Tensor, name: str, dtype: torch.dtype) -> Tensor:
         """Return a buffer (local part); it follows a parameter whose dtype was changed."""
@@ -382,12 +430,22 @@ class MirrorOptimizer(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._checked, self._rates, self._checksums, self._plans = {}, {}, {}, {}
+        self._written_in = {}
         self._centers = self.__dict__.get("_centers", {})
         for options in (self.defaults, *self.param_groups):
             without_foreign(options)  # torch adds one to the defaults, and so did we to the groups
         for group in self.param_groups:
             for name, value in {**self.defaults, "step": 0}.items():
                 group.setdefault(name, value)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state; geometries that are no p-norm are there as their descriptions."""
+        saved = super().state_dict()
+        for group in saved["param_groups"]:
+            for name in ("geometry", "direction"):
+                if isinstance(group.get(name), Norm | Potential):
+                    group[name] = describe(group[name])
+        return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state_dict. State keeps its float32 where parameters are bf16 or fp16.
@@ -405,6 +463,7 @@ class MirrorOptimizer(Optimizer):
         def check(_: Optimizer, loaded: dict[str, Any]) -> dict[str, Any]:
             loaded = self._translated(with_tensors(loaded))
             groups = [plain_numbers(group) for group in loaded["param_groups"]]
+            groups = list(map(self._with_geometries, groups, range(len(groups))))
             loaded = {**loaded, "param_groups": groups}
             self._check_state_dict(loaded)
             final.update(loaded)
@@ -433,6 +492,23 @@ class MirrorOptimizer(Optimizer):
                 self.state[param][name] = value.to(device=device, dtype=dtype, copy=True)
         self._checksums.clear()
         self._plans.clear()
+        self._written_in.clear()
+
+    def _with_geometries(self, group: Group, position: int) -> Group:
+        """Return a loaded group with the optimizer's own geometries for their descriptions."""
+        own = self.param_groups[position] if position < len(self.param_groups) else {}
+        result = dict(group)
+        for name in ("geometry", "direction"):
+            saved, mine = group.get(name), own.get(name)
+            if not isinstance(saved, str):
+                continue
+            if saved != (described := describe(as_geometry(mine)) if mine is not None else "None"):
+                raise ValueError(
+                    f"state_dict group {position} was saved with {name}={saved}, and this optimizer"
+                    f" has {name}={described}: build it with the same"
+                )
+            result[name] = mine
+        return result
 
     def _translated(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return the state_dict in our own form, if it is of an optimizer we can resume from."""
@@ -452,17 +528,18 @@ class MirrorOptimizer(Optimizer):
             raise ValueError(
                 f"state_dict has parameter groups of sizes {sizes}, this optimizer {own}"
             )
-        needed = {"p": "it is not of a mirrorhead optimizer"}
+        needed = {"geometry": "it is not of a mirrorhead optimizer"}
         needed[self._own_option] = f"it was not saved by {mine}"
         for position, (group, present) in enumerate(zip(groups, self.param_groups, strict=True)):
             for name, problem in needed.items():
                 if name not in group:
                     raise ValueError(f"state_dict group {position} has no {name}: {problem}")
             self.check_options({**self.defaults, **group})
-            if group["p"] != present["p"]:
+            saved, own = group["geometry"], present["geometry"]
+            if saved != own:
                 warnings.warn(
-                    f"the state_dict was saved with p={group['p']:g} in group {position}, where"
-                    f" this optimizer has p={present['p']:g}; p={group['p']:g} is used from now on",
+                    f"the state_dict was saved with geometry={saved} in group {position}, where"
+                    f" this optimizer has geometry={own}; {saved} is used from now on",
                     stacklevel=6,
                 )
         options_of = {
@@ -489,14 +566,26 @@ class MirrorOptimizer(Optimizer):
     def _needed_state(self, options: Group, param: Tensor, saved: dict[str, Any]) -> set[str]:
         """Return the names of the state that steps with these options leave behind."""
         center = options["center"]
+        if not is_number(options["geometry"]) or options.get("direction"):
+            return {"dual"}
         if center == "init" or (center == "given" and "center" in saved):
             return {"center", "scale", "dual"}
-        return {"dual"} if center is None and options["keep_dual"] and options["p"] < 2 else set()
+        return (
+            {"dual"}
+            if center is None and options["keep_dual"] and options["geometry"] < 2
+            else set()
+        )
 
     def _keeps_wide(self, options: Group, param: Tensor) -> bool:
+        if not is_number(options["geometry"]) or options.get("direction"):
+            return False
         half = param.dtype != wide_dtype(param.dtype)
         plain = self._is_plain(options, param)
         return half and not plain and options["keep_dual"] and options["center"] is None
+
+
+def as_geometry(geometry: Any) -> Any:
+    return PNorm(geometry) if is_number(geometry) else geometry
 
 
 def _edition(lr: Any) -> float | None:

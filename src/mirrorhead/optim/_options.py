@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from mirrorhead._checks import is_number
+from mirrorhead.geometry import PNorm
 from mirrorhead.optim._param_state import has_values
 
 FOREIGN = ("differentiable", "capturable")  # options of torch's optimizers that ours do not have
-_NUMBERS = ("p", "momentum", "betas", "eps", "weight_decay", "steps", "knee", "rms_floor")
+_NUMBERS = ("momentum", "betas", "eps", "weight_decay", "steps", "knee", "rms_floor")
 
 
 def without_foreign(options: dict[str, Any]) -> None:
@@ -29,7 +30,13 @@ def plain_numbers(options: dict[str, Any]) -> dict[str, Any]:
     momentum and betas as tensors.
     """
     taken = {name: x for name, x in options.items() if name in _NUMBERS or is_number(x)}
-    return {**options, **{name: _plain(name, x) for name, x in taken.items()}}
+    result = {**options, **{name: _plain(name, x) for name, x in taken.items()}}
+    for name in ("geometry", "direction"):
+        if isinstance(geometry := result.get(name), PNorm):
+            result[name] = geometry.p
+        elif is_number(geometry):
+            result[name] = float(geometry)
+    return result
 
 
 def _plain(name: str, value: Any) -> Any:

@@ -9,13 +9,17 @@ import torch
 from torch import Tensor
 from torch.optim.sgd import sgd
 
+from mirrorhead.geometry._base import Norm, Potential
+from mirrorhead.geometry._choice import as_norm
 from mirrorhead.geometry._powers import dual_exponent
-from mirrorhead.optim._base import Center, MirrorOptimizer, Params, check_number
+from mirrorhead.optim._any_geometry import gathered, steepest
+from mirrorhead.optim._base import Center, MirrorOptimizer, Params, as_geometry, check_number
 from mirrorhead.optim._formula import Method
 from mirrorhead.optim._native import takes_sgd
 from mirrorhead.optim._param_state import cleaned, readable
 from mirrorhead.optim._sharded import Number, combine_norms, dual_norms
 from mirrorhead.optim._step import Group, Implementation, StepPlan, wide_dtype
+from mirrorhead.optim.directions import momentum
 
 Normalize = Literal["tensor", "global"] | None
 
@@ -34,7 +38,8 @@ class MirrorDescent(MirrorOptimizer):
         params: parameters, named parameters or groups; every option can differ by group.
         lr: learning rate, a number or a tensor of one element. The default is that of SGD; the best
             rate depends on p (docs/how-to-choose.md).
-        p: exponent of the norm, greater than 1. The default is the paper's.
+        geometry: a potential, such as `Schatten(1.2)`, or an exponent p > 1, which stands for the
+            p-norm. The default is the paper's.
         momentum: m <- momentum m + g, and d = m.
         weight_decay: decoupled, and applied to u. It acts about 1/(p-1) times as strongly as the
             same number in SGD: multiply your usual value by p - 1.
@@ -44,6 +49,8 @@ class MirrorDescent(MirrorOptimizer):
             which are copied. The potential is then that of w - center: of all solutions, training
             tends to the one closest to the center in the p-norm. See docs/optimizer.md.
         nesterov: d = g + momentum m.
+        direction: a norm, or an exponent from 1 to inf: move u along the steepest direction of d in
+            this norm instead of d. `inf` is Signum's, `Schatten(inf)` Muon's.
         maximize: maximize the objective instead of minimizing it.
         foreach: True for torch's foreach operations, False for a plain loop. The default is the
             C library on a CPU, and foreach elsewhere.
@@ -57,7 +64,7 @@ class MirrorDescent(MirrorOptimizer):
             later step, whose gradient is then NaN, names the weights.
 
     >>> model = torch.nn.Linear(3, 1)
-    >>> optimizer = MirrorDescent(model.parameters(), lr=0.1, p=1.1)
+    >>> optimizer = MirrorDescent(model.parameters(), lr=0.1, geometry=1.1)
     >>> model(torch.ones(3)).backward()
     >>> optimizer.step()
     """
@@ -72,13 +79,14 @@ class MirrorDescent(MirrorOptimizer):
         self,
         params: Params,
         lr: float | Tensor = 1e-3,
-        p: float = 1.1,
+        geometry: float | Potential = 1.1,
         momentum: float = 0,
         weight_decay: float = 0,
         normalize: Normalize = None,
         *,
         center: Center = None,
         nesterov: bool = False,
+        direction: float | Norm | None = None,
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
@@ -97,11 +105,17 @@ class MirrorDescent(MirrorOptimizer):
             raise ValueError(
                 f'normalize must be None, "tensor" or "global", got {options["normalize"]!r}'
             )
+        if options["direction"] is not None:
+            as_norm(options["direction"], "direction")
+            if options["center"] is not None:
+                raise ValueError("direction cannot be used with center: give Centered(...)")
+        if options["normalize"] == "global" and isinstance(options["geometry"], Potential):
+            raise ValueError('normalize="global" needs a p-norm: use "tensor"')
         if options["nesterov"] and not options["momentum"]:
             raise ValueError("nesterov=True needs momentum greater than 0")
 
     def _is_plain(self, group: Group, param: Tensor) -> bool:
-        return is_sgd(group["p"], param.dtype, group["stochastic_rounding"])
+        return is_sgd(group["geometry"], param.dtype, group["stochastic_rounding"])
 
     def _buffer_dtype(self, group: Group, param: Tensor) -> torch.dtype:
         if self._is_plain(group, param) and group["center"] is None:
@@ -112,11 +126,22 @@ class MirrorDescent(MirrorOptimizer):
         momentum = {"momentum_buffer"} if options["momentum"] else set()
         return super()._needed_state(options, param, saved) | momentum
 
+    def _direction(self, group: Group, param: Tensor, g: Tensor) -> Tensor:
+        if group["normalize"]:
+            norm = as_geometry(group["geometry"]).limit.dual_norm(gathered(param)[0](g))
+            g = torch.where(norm > 0, g / norm, 0.0)
+        if group["momentum"]:
+            m = self._buffer(param, "momentum_buffer", g.dtype)
+            g = momentum(g, m, group["momentum"], group["nesterov"])
+        if group["direction"] is not None:
+            g = steepest(param, g, as_geometry(group["direction"]))
+        return g
+
     def _plan(self, group: Group, params: list[Tensor], options: dict[str, Any]) -> StepPlan:
         finite = None
         if group["normalize"]:
             finite, grads = cleaned(options["grads"])
-            scales = _inverse_norms(params, grads, group["p"], group["normalize"])
+            scales = _inverse_norms(params, grads, group["geometry"], group["normalize"])
             options |= {"grads": grads, "scales": scales}
         options["momentum_buffers"] = [None] * len(params)
         if group["momentum"]:

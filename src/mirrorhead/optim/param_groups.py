@@ -10,8 +10,10 @@ from typing import Any
 
 from torch import nn
 
+from mirrorhead.geometry._base import Potential
 from mirrorhead.optim.mirror_adam import MirrorAdam
 from mirrorhead.optim.mirror_descent import MirrorDescent
+from mirrorhead.optim.steepest_descent import SteepestDescent
 
 #: Names of query, key and value projections, packed ones included, as torch, timm and
 #: Hugging Face modules have them. Weights alone: a bias has no geometry to speak of.
@@ -35,6 +37,9 @@ ATTENTION_PATTERNS = (
 _KEY_OR_VALUE = re.compile(r"\b(key|value)\.weight$")
 _QUERIES = ("query", "query_key", "receptance")
 
+#: Names of tables that are no `nn.Embedding`, and of layers that write to the vocabulary.
+_EMBEDDING = re.compile(r"(?i)(embed|\bw[tp]e\b|pos_emb|position_bias|\blm_head\b)")
+
 #: What wrappers put into a name, and what it stands for: PEFT's adapters, torch's
 #: parametrizations, DDP and torch.compile.
 _WRAPPERS = (
@@ -51,7 +56,7 @@ _OPTIONS = sorted(
     {
         *(
             name
-            for cls in (MirrorAdam, MirrorDescent)
+            for cls in (MirrorAdam, MirrorDescent, SteepestDescent)
             for name in inspect.signature(cls).parameters
         ),
         *("name", "initial_lr", "max_lr", "min_lr", "lr_scale"),
@@ -78,8 +83,8 @@ class ParamGroups(list[dict[str, Any]]):
 
 def attention_param_groups(
     model: nn.Module,
-    p: float = 1.1,
-    rest: float | Mapping[str, Any] = 2.0,
+    geometry: float | Potential = 1.1,
+    rest: float | Potential | Mapping[str, Any] = 2.0,
     patterns: Sequence[tuple[str, Mapping[str, Any]]] = (),
     *,
     named: bool = True,
@@ -98,8 +103,8 @@ def attention_param_groups(
 
     Args:
         model: any module.
-        p: for query, key and value projections, packed ones included.
-        rest: p, or a dict of options, for everything else.
+        geometry: for query, key and value projections, packed ones included.
+        rest: a geometry, or a dict of options, for everything else.
         patterns: pairs of a pattern and the options of the group it makes. A pattern that matches
             no parameter gives a warning; if all it matches are frozen, it makes no group.
         named: True for (name, parameter) pairs, so that errors and checkpoints can name the
@@ -109,12 +114,13 @@ def attention_param_groups(
             `MirrorDescent`, `MirrorAdam` and learning rate schedulers are accepted.
 
     >>> model = nn.TransformerEncoderLayer(8, 2, dim_feedforward=16)
-    >>> groups = attention_param_groups(model, p=1.1, patterns=[("norm", {"p": 1.5})])
+    >>> groups = attention_param_groups(model, geometry=1.1, patterns=[("norm", {"geometry": 1.5})])
     >>> print(groups)
-    norm (p=1.5): 4 tensors, 32 parameters: norm1.weight, norm1.bias, norm2.weight, norm2.bias
-    attention (p=1.1): 1 tensors, 192 parameters: self_attn.in_proj_weight
-    rest (p=2.0): 7 tensors, 376 parameters: self_attn.in_proj_bias, self_attn.out_proj.weight,
-    self_attn.out_proj.bias, linear1.weight, and 3 more
+    norm (geometry=1.5): 4 tensors, 32 parameters: norm1.weight, norm1.bias, norm2.weight,
+    norm2.bias
+    attention (geometry=1.1): 1 tensors, 192 parameters: self_attn.in_proj_weight
+    rest (geometry=2.0): 7 tensors, 376 parameters: self_attn.in_proj_bias,
+    self_attn.out_proj.weight, self_attn.out_proj.bias, linear1.weight, and 3 more
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a module, got {type(model).__name__}")
@@ -123,8 +129,8 @@ def attention_param_groups(
     _check_options("rest", rest if isinstance(rest, Mapping) else {})
     groups = [
         *({"name": pattern, **options, **own} for pattern, own in patterns),
-        {"name": "attention", **options, "p": p},
-        {"name": "rest", **options, **(rest if isinstance(rest, Mapping) else {"p": rest})},
+        {"name": "attention", **options, "geometry": geometry},
+        {"name": "rest", **options, **(rest if isinstance(rest, Mapping) else {"geometry": rest})},
     ]
     known = {_unwrapped(name) for name, _ in model.named_parameters(remove_duplicate=False)}
     members: list[list[tuple[str, nn.Parameter]]] = [[] for _ in groups]
@@ -147,6 +153,62 @@ def attention_param_groups(
     )
 
 
+def matrix_param_groups(
+    model: nn.Module,
+    matrices: Mapping[str, Any] | None = None,
+    embeddings: Mapping[str, Any] | None = None,
+    rest: Mapping[str, Any] | None = None,
+    *,
+    named: bool = True,
+) -> tuple[ParamGroups, ParamGroups, ParamGroups]:
+    """Return groups of the hidden matrices, of embeddings and output layers, and of the rest.
+
+    As Muon is used: hidden matrices with an optimizer such as `SteepestDescent(...,
+    Schatten(inf))`, and embeddings, the layer that writes to the vocabulary, gains and biases with
+    another. A hidden matrix is any parameter of two dimensions that is not the weight of an
+    `nn.Embedding` or `nn.EmbeddingBag`, is not tied to one, and whose name does not say that it is
+    one (`embed`, `wte`, `wpe`, `pos_emb`, `lm_head`). Each list has one group, or none if it would
+    be empty, so it can be given to an optimizer, and lists can be added.
+
+    Args:
+        model: any module.
+        matrices, embeddings, rest: options of each group.
+        named: as in `attention_param_groups`.
+
+    >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.LayerNorm(4))
+    >>> matrices, embeddings, rest = matrix_param_groups(model, {"lr": 0.02})
+    >>> print(matrices)
+    matrices (lr=0.02): 1 tensors, 16 parameters: 1.weight
+    >>> print(ParamGroups(embeddings + rest))
+    embeddings (): 1 tensors, 36 parameters: 0.weight
+    rest (): 3 tensors, 12 parameters: 1.bias, 2.weight, 2.bias
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a module, got {type(model).__name__}")
+    tables = {
+        id(module.weight)
+        for module in model.modules()
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag)
+    }
+    members: dict[str, list[tuple[str, nn.Parameter]]] = {}
+    for name, param in model.named_parameters():
+        if param.requires_grad:
+            table = id(param) in tables or _EMBEDDING.search(_unwrapped(name))
+            kind = "rest" if param.ndim != 2 and not table else "embeddings"
+            kind = "matrices" if param.ndim == 2 and not table else kind
+            members.setdefault(kind, []).append((name, param))
+    options = {"matrices": matrices, "embeddings": embeddings, "rest": rest}
+    result = []
+    for kind, own in options.items():
+        _check_options(kind, own or {})
+        pairs = members.get(kind, [])
+        params = pairs if named else [param for _, param in pairs]
+        result.append(
+            ParamGroups([{"params": params, "name": kind, **(own or {})}] if pairs else [])
+        )
+    return tuple(result)
+
+
 def _check_patterns(patterns: Any, names: Sequence[str]) -> None:
     if isinstance(patterns, Mapping | str) or not all(
         isinstance(pair, Sequence)
@@ -155,7 +217,7 @@ def _check_patterns(patterns: Any, names: Sequence[str]) -> None:
         and isinstance(pair[1], Mapping)
         for pair in patterns
     ):
-        example = '[("norm", {"p": 1.5})]'
+        example = '[("norm", {"geometry": 1.5})]'
         raise TypeError(
             f"patterns must be pairs of a pattern and options, as {example}; got {patterns!r}"
         )

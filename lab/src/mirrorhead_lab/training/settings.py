@@ -177,6 +177,8 @@ def build_optimizer(
     params = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
     kind = _KINDS[settings.name]
     how = {name: getattr(settings, name) for name in OPTIONS[settings.name]}
+    if "p" in how:
+        how["geometry"] = how.pop("p")
     if kind is MirrorAdam and not settings.knee:
         how |= {"knee": None, "rms_floor": 1e-2}
     # On a CPU the mirror optimizers take their C step by default; their fused step is compiled by

@@ -88,7 +88,7 @@ def train(
     lr = setting.get("lr", 0.0)
     if method == "mirror":
         optimizer: Optimizer = MirrorAdam(
-            weights, setting["reach"], p=setting["p"], center="init", steps=bench.full_steps
+            weights, setting["reach"], geometry=setting["p"], center="init", steps=bench.full_steps
         )
     elif method in ("soft", "sinh"):
         link = soft_link(setting["threshold"]) if method == "soft" else sinh_link(setting["scale"])
