@@ -71,6 +71,35 @@ def test_merge(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert not (files / "other").exists()
 
 
+def test_chain(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import mirrorhead as mh
+
+    state = load_file("base.safetensors")
+    sync = mh.WeightSync(state)
+    versions = [sync.version]
+    Path("patches").mkdir()
+    for k in range(3):
+        state["layer.0.weight"][k] *= 2
+        sync.collect().save(f"patches/{k}.safetensors")
+        versions.append(sync.version)
+        save_file(sync.weights(), f"at-{k + 1}")
+    assert run("chain patches -o jump") == 0
+    assert "Patch(15 of" in capsys.readouterr().out
+    assert run("info jump") == 0
+    printed = capsys.readouterr().out
+    assert f"base_version: {versions[0]}" in printed and f"version: {versions[3]}" in printed
+    first, last = "patches/0.safetensors", "patches/2.safetensors"
+    middle = "patches/1.safetensors"
+    assert run(f"chain {first} {middle} {last} --start {versions[1]} -o two --json") == 0
+    about = json.loads(capsys.readouterr().out)
+    assert (about["base_version"], about["version"]) == (versions[1], versions[3])
+    assert run("apply at-1 two -o out --verify") == 0
+    assert same_bits(load_file("out"), load_file("at-3"))
+    assert run(f"chain {first} {last} -o gap --no-originals") == 2
+    assert "a patch is missing" in capsys.readouterr().err
+    assert not Path("gap").exists()
+
+
 @pytest.mark.parametrize(
     ("command", "message"),
     [

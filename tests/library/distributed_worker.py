@@ -33,7 +33,13 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from mirrorhead import MirrorAdam, MirrorDescent, attention_param_groups
+from mirrorhead import (
+    MirrorAdam,
+    MirrorDescent,
+    WeightReceiver,
+    WeightSync,
+    attention_param_groups,
+)
 
 WORLD = 2
 BATCH = 8
@@ -578,6 +584,70 @@ def fused_is_one_process(_: Path) -> None:
     assert_like_one_process(model, build, Model(torch.float32))
 
 
+def sync_sends_checkpoint_coordinates(_: Path) -> None:
+    """A patch of shards is that of the unsharded weights, entry by entry and version by version."""
+    for label, sharded in sync_layouts():
+        with naming(label):
+            model, optimizer = sharded()
+            alone = {name: weight.clone() for name, weight in whole(model).items()}
+            sync, reference = WeightSync(model), WeightSync(alone)
+            served = sync.weights()
+            receiver = WeightReceiver(served)
+            assert sync.version == reference.version == receiver.version
+            for step in range(4):
+                # Processes that share a tensor's parts see the same data.
+                part = slice(None) if label == "tensor parallel" else mine()
+                train(model, optimizer, range(step, step + 1), part=part)
+                with torch.no_grad():
+                    for name, weight in whole(model).items():
+                        alone[name].copy_(weight)
+                patch = sync.collect(commit=step != 1)
+                expected = reference.collect(commit=step != 1)
+                assert (patch.base_version, patch.version) == (
+                    expected.base_version,
+                    expected.version,
+                )
+                for name, part in expected.tensors.items():
+                    assert (
+                        part.index is not None and (index := patch.tensors[name].index) is not None
+                    )
+                    assert torch.equal(index, part.index), name
+                    assert torch.equal(patch.tensors[name].values, part.values), name
+                if step != 1:
+                    receiver.receive([patch])
+                if step == 1:  # the trainer dies before the commit and comes back
+                    state = sync.state_dict()
+                    sync = WeightSync(model)
+                    assert sync.version != reference.version
+                    sync.load_state_dict(state)
+                    assert (sync.version, sync.number) == (reference.version, 1)
+            assert receiver.version == sync.version
+            for name, weight in whole(model).items():
+                assert torch.equal(served[name], weight.bfloat16()), name
+
+
+def sync_layouts() -> Iterator[tuple[str, Callable[[], tuple[nn.Module, Optimizer]]]]:
+    def fsdp() -> tuple[nn.Module, Optimizer]:
+        model = shard(Model(torch.float32))
+        return model, adam()(model)
+
+    def hybrid() -> tuple[nn.Module, Optimizer]:
+        mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
+        model = shard(Model(torch.float32), mesh=mesh)
+        return model, adam()(model)
+
+    def tensor_parallel() -> tuple[nn.Module, Optimizer]:
+        model = MLP().float()
+        mesh = init_device_mesh("cpu", (WORLD,))
+        plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+        parallelize_module(model, mesh, plan)
+        return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    yield "fsdp", fsdp
+    yield "hybrid", hybrid
+    yield "tensor parallel", tensor_parallel
+
+
 SUITES: dict[str, list[Callable[[Path], None]]] = {
     "ddp": [
         ddp_is_one_process,
@@ -601,6 +671,7 @@ SUITES: dict[str, list[Callable[[Path], None]]] = {
         a_checkpoint_loads_twice,
         full_state_moves_between_layouts,
     ],
+    "sync": [sync_sends_checkpoint_coordinates],
     "fused": [fused_is_one_process],
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import io
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -14,12 +15,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import mirrorhead as mh
 from mirrorhead.patches import fingerprint
-from mirrorhead.patches.checkpoints import bits
+from mirrorhead.patches.checkpoints import TensorInfo, bits
 from mirrorhead.patches.file_format import TensorPatch
 from mirrorhead.patches.fingerprint import Fingerprint
 from patch_cases import State, copy_of, same_bits, small_state
@@ -481,6 +483,37 @@ def test_the_example_ends_with_one_version() -> None:
     assert done.returncode == 0, done.stderr
     assert "all three have version" in done.stdout
     assert "late: 1 full copies" in done.stdout or "late: 2 full copies" in done.stdout
+
+
+def test_sparse_weights_for_other_readers(tmp_path: Path) -> None:
+    """Entries with absolute values: an index_copy_ into flat weights gives the same bits."""
+    states, patches = some_patches()
+    jump = mh.Patch.chain(patches)
+    state = copy_of(states[0])
+    for name, entry in jump.to_sparse().items():
+        assert entry._fields == ("name", "full_shape", "indices", "values")
+        assert entry.name == name and entry.indices.dtype == torch.int32
+        assert entry.full_shape == tuple(state[name].shape)
+        assert entry.indices.is_contiguous() and entry.values.is_contiguous()
+        state[name].view(-1).index_copy_(0, entry.indices.long(), entry.values)
+    state["head.weight"] = state["embed.weight"]  # tied
+    assert same_bits(state, states[-1])
+    jump.to_safetensors(tmp_path / "sparse")
+    with safe_open(tmp_path / "sparse", framework="pt") as opened:
+        about = opened.metadata()
+        stored = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    assert (about["base_version"], about["version"]) == (jump.base_version, jump.version)
+    for name, entry in jump.to_sparse().items():
+        assert json.loads(about["shapes"])[name] == list(entry.full_shape)
+        assert torch.equal(stored[f"{name}.indices"], entry.indices)
+        assert torch.equal(stored[f"{name}.values"], entry.values)
+    with pytest.raises(FileExistsError):
+        jump.to_safetensors(tmp_path / "sparse")
+    huge = TensorInfo("I8", (2**16, 2**16))
+    nothing = torch.zeros(0, dtype=torch.int64)
+    part = TensorPatch(huge, nothing, nothing.to(torch.int8), None, "0" * 32, "0" * 32)
+    with pytest.raises(mh.PatchError, match="too many for int32"):
+        mh.Patch({"w": part}, 0).to_sparse()
 
 
 # --- Resuming -------------------------------------------------------------------------------

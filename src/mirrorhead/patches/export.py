@@ -1,14 +1,16 @@
-"""Patches in other people's formats: PEFT's SHiRA adapters, and plain tensors.
+"""Patches in other people's formats: sparse entries, PEFT's SHiRA adapters, plain tensors.
 
-Both hold differences, which are added to the base: right up to rounding, where `Patch.apply`
-is right to the bit.
+Entries are positions and new values, right to the bit. SHiRA and plain tensors hold differences,
+which are added to the base: right up to rounding.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors.torch import save
@@ -19,6 +21,38 @@ from mirrorhead.patches.checkpoints import PatchError, bits, refuse
 from mirrorhead.patches.file_format import TensorPatch
 
 _SUFFIX = ".weight"
+
+
+class SparseWeight(NamedTuple):
+    """Entries of one tensor, with the names that vLLM's `SparseWeightPatch` has for them."""
+
+    name: str
+    full_shape: tuple[int, ...]
+    indices: Tensor  # (count,), int32, ascending positions in the flat tensor
+    values: Tensor  # (count,), what stands there afterwards
+
+
+def sparse_weights(tensors: Mapping[str, TensorPatch]) -> dict[str, SparseWeight]:
+    """name -> entries, of the tensors that change."""
+    found = {}
+    for name, patch in tensors.items():
+        if patch.info.size > 2**31:
+            raise PatchError(f"{name!r} has {patch.info.size:,} entries: too many for int32")
+        index = torch.arange(patch.info.size) if patch.index is None else patch.index
+        if len(index):
+            found[name] = SparseWeight(name, patch.info.shape, index.int(), patch.values.clone())
+    return found
+
+
+def write_sparse(
+    tensors: Mapping[str, TensorPatch], file: Path, versions: Mapping[str, str]
+) -> None:
+    """Write entries as NAME.indices and NAME.values; shapes and versions are in the metadata."""
+    found = sparse_weights(tensors)
+    stored = {f"{name}.indices": entry.indices for name, entry in found.items()}
+    stored |= {f"{name}.values": entry.values for name, entry in found.items()}
+    shapes = {name: list(entry.full_shape) for name, entry in found.items()}
+    write_atomically(file, save(stored, {**versions, "shapes": json.dumps(shapes)}), replace=False)
 
 
 def state_dict(tensors: Mapping[str, TensorPatch]) -> dict[str, Tensor]:

@@ -409,6 +409,22 @@ class Patch:
             lines.append(f"  {layer:{width}} {changed:10,} {share:9.4%}  {moved}")
         return "\n".join(lines)
 
+    def to_sparse(self) -> dict[str, export.SparseWeight]:
+        """Return the new values as (name, full_shape, int32 indices, values), by tensor.
+
+        The names are those of vLLM's patches: `SparseWeightPatch(**entry._asdict())`.
+        """
+        return export.sparse_weights(self.tensors)
+
+    def to_safetensors(self, file: str | Path) -> None:
+        """Write what `to_sparse` returns to a new file, for readers without mirrorhead.
+
+        It has NAME.indices and NAME.values for each tensor that changes, and in its metadata
+        `base_version`, `version` and `shapes`, the latter as JSON.
+        """
+        versions = {"base_version": self.base_version, "version": self.version}
+        export.write_sparse(self.tensors, Path(file), versions)
+
     def to_peft(self, folder: str | Path) -> None:
         """Write the patch as a SHiRA adapter of Hugging Face PEFT; see `export`."""
         export.write_shira(self.tensors, Path(folder))

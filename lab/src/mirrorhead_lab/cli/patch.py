@@ -118,6 +118,8 @@ class Info:
         if self.json:
             return _print_json(_summary(patch, self.patch, self.largest))
         print(patch)
+        for version in _versions(patch).items():
+            print("  {}: {}".format(*version))
         if labels := patch.config.get("id2label"):
             print(f"  labels: {', '.join(labels[str(i)] for i in range(len(labels)))}")
         for name, place, before, after in patch.largest(self.largest):
@@ -155,8 +157,33 @@ class Merge:
 
 
 @dataclass(frozen=True)
+class Chain:
+    """Write one patch that leads from a version to the result of the last of several patches."""
+
+    patches: Annotated[Positional[tuple[Path, ...]], option("PATCH ...")]
+    """Patches of a weight sync, in any order but for the last; or a folder of them."""
+    out: _Out
+    """The patch to write."""
+    start: Annotated[str | None, option("VERSION")] = None
+    """The version to start from, as `patch info` shows it; the first patch's base by default."""
+    no_originals: Flag = False
+    """Leave out the base's values: the patch is smaller, and cannot be walked back."""
+    json: Json = False
+
+    def run(self) -> int:
+        import mirrorhead as mh
+
+        _check_new(self.out)
+        with user_errors(ValueError):
+            folder = len(self.patches) == 1 and self.patches[0].is_dir()
+            chain = mh.Patch.chain(self.patches[0] if folder else self.patches, self.start)
+            chain.save(self.out, originals=not self.no_originals)
+        return _show_saved(chain, self.out, self.json)
+
+
+@dataclass(frozen=True)
 class Patch:
-    """Ship what fine-tuning changed: make, apply, revert, inspect and merge patches."""
+    """Ship what fine-tuning changed: make, apply, revert, inspect, merge and chain patches."""
 
     ACTIONS: ClassVar[dict[str, Any]] = {
         "make": Make,
@@ -164,6 +191,7 @@ class Patch:
         "revert": Revert,
         "info": Info,
         "merge": Merge,
+        "chain": Chain,
     }
 
 
@@ -212,6 +240,13 @@ def _check_new(out: Path) -> None:
     check_new_file(out, "--out")
 
 
+def _versions(patch: mh.Patch) -> dict[str, str]:
+    """Both ends of the patch, if it knows its result."""
+    if any(part.result is None for part in patch.tensors.values()):
+        return {}
+    return {"base_version": patch.base_version, "version": patch.version}
+
+
 def _summary(patch: mh.Patch, file: Path, largest: int = 10) -> dict[str, Any]:
     return {
         "file": str(file),
@@ -220,6 +255,7 @@ def _summary(patch: mh.Patch, file: Path, largest: int = 10) -> dict[str, Any]:
         "changed": patch.count,
         "density": patch.density(),
         "config": patch.config,
+        **_versions(patch),
         "tensors": {
             name: {
                 "dtype": part.info.dtype,
