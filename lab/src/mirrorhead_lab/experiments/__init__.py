@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 NAMES = (
     *("example-1", "example-2", "figure-4", "figure-5"),
     *("lemmas", "theorem-1", "theorem-2", "theorem-3", "theorem-4", "theorem-5"),
-    *("cones", "initialization", "normalization", "acceleration"),
+    *("feasibility", "cones", "initialization", "normalization", "linear", "joint"),
+    *("acceleration", "starts"),
     *("two-heads", "three-classes", "two-layers", "choose-p"),  # open questions
 )
 
