@@ -29,8 +29,8 @@ from patch_cases import State, copy_of, same_bits, small_state
 OPTIMIZERS: dict[str, Any] = {
     "SGD": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9),
     "AdamW": lambda params: torch.optim.AdamW(params, lr=1e-3),
-    "MirrorAdam": lambda params: mh.MirrorAdam(params, lr=1e-3, p=1.5),
-    "MirrorDescent": lambda params: mh.MirrorDescent(params, lr=1e-2, p=1.1),
+    "MirrorAdam": lambda params: mh.MirrorAdam(params, lr=1e-3, geometry=1.5),
+    "MirrorDescent": lambda params: mh.MirrorDescent(params, lr=1e-2, geometry=1.1),
 }
 
 
