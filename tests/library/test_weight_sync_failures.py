@@ -260,8 +260,8 @@ def random_optimizer(draw: random.Random, model: nn.Module) -> torch.optim.Optim
         lambda: torch.optim.AdamW(params, lr=lr),
         lambda: torch.optim.RMSprop(params, lr=lr),
         lambda: torch.optim.Adagrad(params, lr=lr),
-        lambda: mh.MirrorAdam(params, lr=lr, p=1.5),
-        lambda: mh.MirrorDescent(params, lr=lr, p=2.0),
+        lambda: mh.MirrorAdam(params, lr=lr, geometry=1.5),
+        lambda: mh.MirrorDescent(params, lr=lr, geometry=2.0),
     ])()  # fmt: skip
 
 
