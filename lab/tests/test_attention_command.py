@@ -20,7 +20,7 @@ from mirrorhead_lab.evaluation.attention_reading import read_attention
 from mirrorhead_lab.models import attention_maps
 from mirrorhead_lab.report.page import render_attention
 from mirrorhead_lab.training import load_run
-from run_cases import make_text_run, make_vit_run
+from run_cases import make_text_run
 from test_report import Elements
 
 TEXTS = ("The plot was dull .", "superb actors ! a grand film and a very grand scene")
@@ -73,28 +73,6 @@ def test_the_terminal_shows_heads_and_what_is_most(here: Path, capsys: Any) -> N
     assert f"most: {seen[0].tokens[int(weights.argmax())]} {float(weights.max()):.3f}" in told
     assert main(["attention", "run", TEXTS[0], "--rollout", "--partial"]) == 0
     assert f"[CLS] {float(seen[0].rollout[0, 0]):.3f}" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["run", ""], "a text must have at least one word, got ''"),
-        (["run", "dull", " \t"], "at least one word"),
-        (["run"], "give at least one sentence"),
-        (["run", "dull", "--layer", "2"], "--layer must be from 0 to 1, got 2"),
-        (["run", "dull", "--head", "-1"], "--head must be from 0 to 1, got -1"),
-        (["run", "dull", "--rollout", "--head", "0"], "leave out --layer and --head"),
-        (["data", "dull"], "data has no preset.json"),
-        (["vit", "dull"], "vit is a run on cifar10, which has no texts"),
-        (["run", "dull", "--data", "nowhere"], "there is no folder bert-uncased in nowhere. To"),
-        (["run", "dull", "--html", "/dev/null/x"], "--html /dev/null/x: there is no folder"),
-    ],
-)
-def test_wrong_use_is_told(here: Path, capsys: Any, arguments: list[str], says: str) -> None:
-    make_vit_run(Path("vit"))
-    assert main(["attention", *arguments, "--partial"]) == 2
-    told = capsys.readouterr().err
-    assert says in told and told.startswith("mirrorhead: ") and told.count("\n") == 1
 
 
 def test_the_page_needs_nothing_else_and_is_escaped(here: Path) -> None:

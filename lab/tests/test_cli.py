@@ -22,35 +22,6 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"mirrorhead {mirrorhead.__version__}\n"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("--only figure-99", "there is no experiment 'figure-99'; there are example-1"),
-        ("--only json", "json has no EXPERIMENT = Experiment"),
-        ("--only toy_experiment --trials 0", "--trials must be at least 1, got 0"),
-        ("--only example-1 --trials 0", "--trials must be at least 1, got 0"),
-        ("--only example-1,", "--only has an empty name"),
-        ("--only ../x", "there is no experiment '../x'; there are example-1"),
-        ("--jobs 0", "--jobs must be at least 1, got 0"),
-        ("--backend dask", "--backend dask needs --address"),
-        ("--backend dask --address a --jobs 2", "--jobs goes with --backend local"),
-        ("--address tcp://x", "--address goes with --backend dask, not with local"),
-        ("--backend slurm", "--backend slurm needs sbatch"),
-        ("--out /dev/null/x", "/dev/null is not a folder"),
-    ],
-)
-def test_wrong_use_is_one_line(
-    arguments: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
-    assert main(["reproduce", *arguments.split()]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("mirrorhead: ") and error.count("\n") == 1
-    assert message in error
-    assert not list(tmp_path.rglob("*.html"))
-
-
 def reproduce(out: Path, *arguments: str) -> int:
     places = ["--out", str(out), "--results", str(out / "results")]
     return main(["reproduce", "--jobs", "1", *places, *arguments])

@@ -60,6 +60,7 @@ def test_an_experiment_depends_on_the_library_and_on_its_folder(name: str) -> No
     assert not any(key.startswith("mirrorhead/optim") for key in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "whole"), [("from mirrorhead import PNorm", False), ("import mirrorhead as mh", True)]
 )

@@ -98,29 +98,3 @@ def test_chain(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(f"chain {first} {last} -o gap --no-originals") == 2
     assert "a patch is missing" in capsys.readouterr().err
     assert not Path("gap").exists()
-
-
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        ("make base tuned -o p", "name it in `whole`"),
-        ("make base tuned --keep 2 -o p", "keep must be above 0 and at most 1, got 2.0"),
-        ("make base nothing -o p", "nothing does not exist"),
-        ("make base tuned -o base.safetensors", "exists; give the path of a new file"),
-        ("apply base base.safetensors -o p", "is not a patch"),
-        ("apply base nothing -o p", "nothing"),
-        ("info .", ". is a folder; give the path of a file"),
-        ("apply base . -o p", ". is a folder; give the path of a file"),
-        ("info p --largest -1", "--largest must be at least 0"),
-        ("merge one -o p", "give at least two patches, got 1"),
-    ],
-)
-def test_wrong_use_is_one_line(
-    command: str, message: str, files: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = sorted(files.iterdir())
-    assert run(command) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("mirrorhead: ") and error.count("\n") == 1
-    assert message in error
-    assert sorted(files.iterdir()) == before

@@ -42,6 +42,7 @@ def test_the_trainer_recipe(
     assert same_bits(dict(model.state_dict()), before)
 
 
+@pytest.mark.slow
 def test_the_callback_writes_on_the_first_process_alone(tmp_path: Path) -> None:
     names = runpy.run_path(str(EXAMPLE), run_name="example")
     base = {"w": torch.zeros(4)}

@@ -292,25 +292,3 @@ def test_an_ascii_locale_is_enough(tmp_path: Path) -> None:
     assert "\u2013" in page.read_text("utf-8") or page.stat().st_size > 1000
     done = command("evaluate", str(folder), "--on", "weights", *more, env=ascii_only)
     assert done.returncode == 0, done.stderr
-
-
-def test_unclear_arguments_of_attention_are_told(tmp_path: Path, capsys: Any) -> None:
-    folder = make_text_run(tmp_path / "run")
-    for arguments, message in [
-        (["dull", "--html", str(tmp_path)], f"--html {tmp_path} is a folder"),
-        ([b"\xff dull".decode("utf-8", "surrogateescape")], "SENTENCE is not valid UTF-8"),
-    ]:
-        assert main(["attention", str(folder), *arguments]) == 2
-        error = capsys.readouterr().err
-        assert error.startswith(f"mirrorhead: {message}") and error.count("\n") == 1
-
-
-@pytest.mark.parametrize("seed", ["-1", str(2**63)])
-def test_a_wrong_seed_is_refused_before_any_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, seed: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MIRRORHEAD_DATA", str(tmp_path / "nowhere"))
-    assert main(["train", "cifar10", "--seed", seed]) == 2
-    assert "seed must be at least 0" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())

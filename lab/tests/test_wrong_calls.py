@@ -9,6 +9,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from mirrorhead_lab.cli.main import main
 from mirrorhead_lab.training.tuning import default_reach
@@ -206,6 +208,38 @@ def test_report_says_where_stored_studies_are(
         ("playground --save nowhere", "--save nowhere is a link that leads nowhere"),
         ("attention text dull --html nowhere", "--html nowhere is a link that leads nowhere"),
         ("study language-model --results file", "file cannot be written: file is not a folder"),
+        ("reproduce --only figure-99", "there is no experiment 'figure-99'; there are example-1"),
+        ("reproduce --only ../x", "there is no experiment '../x'; there are example-1"),
+        ("reproduce --only json", "json has no EXPERIMENT = Experiment"),
+        ("reproduce --only toy_experiment --trials 0", "--trials must be at least 1, got 0"),
+        ("reproduce --only example-1 --trials 0", "--trials must be at least 1, got 0"),
+        ("reproduce --only example-1,", "--only has an empty name"),
+        ("reproduce --jobs 0", "--jobs must be at least 1, got 0"),
+        ("reproduce --backend dask", "--backend dask needs --address"),
+        ("reproduce --backend dask --address a --jobs 2", "--jobs goes with --backend local"),
+        ("reproduce --address tcp://x", "--address goes with --backend dask, not with local"),
+        ("reproduce --backend slurm", "--backend slurm needs sbatch"),
+        ("attention text '' --partial", "a text must have at least one word, got ''"),
+        ("attention text dull ' ' --partial", "at least one word"),
+        ("attention text", "give at least one sentence"),
+        ("attention text \udcff --partial", "SENTENCE is not valid UTF-8"),
+        ("attention text dull --layer 1 --partial", "--layer must be from 0 to 0, got 1"),
+        ("attention text dull --head -1 --partial", "--head must be from 0 to 1, got -1"),
+        ("attention text dull --rollout --head 0", "leave out --layer and --head"),
+        ("attention data dull", "data has no preset.json"),
+        ("attention vit dull", "vit is a run on cifar10, which has no texts"),
+        ("attention text dull --data no", "there is no folder bert-uncased in no. To"),
+        ("patch make bert BERT -o p", "name it in `whole`"),
+        ("patch make bert bert --keep 2 -o p", "keep must be above 0 and at most 1, got 2.0"),
+        ("patch make bert nothing -o p", "nothing does not exist"),
+        ("patch make bert bert -o file", "exists; give the path of a new file"),
+        ("patch apply bert bert/model.safetensors -o p", "is not a patch"),
+        ("patch apply bert nothing -o p", "nothing"),
+        ("patch info .", ". is a folder; give the path of a file"),
+        ("patch apply bert . -o p", ". is a folder; give the path of a file"),
+        ("patch info p --largest -1", "--largest must be at least 0"),
+        ("patch merge one -o p", "give at least two patches, got 1"),
+        ("train cifar10 --seed -1", "seed must be at least 0"),
     ],
 )
 def test_a_wrong_call_is_told_in_one_line(
@@ -218,6 +252,9 @@ def test_a_wrong_call_is_told_in_one_line(
     Path("binary").write_bytes(b"a\xff\n")
     Path("latin.csv").write_bytes("text,label\ncaf\xe9,1\n".encode("latin-1"))
     Path("nowhere").symlink_to("gone")
+    state = load_file("bert/model.safetensors")
+    shutil.copytree("bert", "BERT")
+    save_file(state | {"head.weight": torch.zeros(2, 4)}, "BERT/model.safetensors")
     assert message in refused(line, capsys)
 
 

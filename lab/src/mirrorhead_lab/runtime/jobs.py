@@ -105,13 +105,12 @@ def local(jobs: int | None = None) -> Backend:
 def dask(address: str) -> Backend:
     """Workers of the dask scheduler at that address; the tasks of a lost worker run again."""
 
+    try:
+        from distributed import Client, as_completed
+    except ImportError as error:
+        raise BackendError("--backend dask needs: pip install 'mirrorhead-lab[cluster]'") from error
+
     def run(work: Work[Any, Any], tasks: Sequence[Any]) -> Iterator[Outcome]:
-        try:
-            from distributed import Client, as_completed
-        except ImportError as error:
-            raise BackendError(
-                "--backend dask needs: pip install 'mirrorhead-lab[cluster]'"
-            ) from error
         try:
             client = Client(address, timeout=10, set_as_default=False)
         except (OSError, ValueError) as error:
@@ -136,15 +135,15 @@ def slurm(out: Path, cluster: str = "slurm") -> Backend:
     Partition, account and time limit are sbatch's own variables: SBATCH_PARTITION and so on.
     """
 
+    try:
+        import submitit
+    except ImportError as error:
+        message = "--backend slurm needs: pip install 'mirrorhead-lab[cluster]'"
+        raise BackendError(message) from error
+    if cluster == "slurm" and not shutil.which("sbatch"):
+        raise BackendError("--backend slurm needs sbatch, which is not on this machine")
+
     def run(work: Work[Any, Any], tasks: Sequence[Any]) -> Iterator[Outcome]:
-        try:
-            import submitit
-        except ImportError as error:
-            raise BackendError(
-                "--backend slurm needs: pip install 'mirrorhead-lab[cluster]'"
-            ) from error
-        if cluster == "slurm" and not shutil.which("sbatch"):
-            raise BackendError("--backend slurm needs sbatch, which is not on this machine")
         executor = submitit.AutoExecutor(folder=out.resolve() / "jobs", cluster=cluster)
         executor.update_parameters(name="mirrorhead", cpus_per_task=1)
         if cluster == "local":  # else it ends its jobs after 2 minutes
