@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 
 from mirrorhead_lab.models.gpt import GPT, GPTSettings
-from mirrorhead_lab.studies import language_model, language_model_moves
+from mirrorhead_lab.studies import language_model, language_model_moves, optimizers
 from mirrorhead_lab.studies.language_model import (
     LATER,
     METHODS,
@@ -104,7 +105,8 @@ def test_a_final_run_scores_the_model_that_tuning_kept(corpus: Corpus, tmp_path:
         whole = run(final, corpus, tmp_path / name, SMALL)
         assert (whole.curve, whole.validation) == (seen.curve, seen.validation)
         assert whole.test and set(whole.pruned) == set(SHARES) and whole.weights
-        assert run(final, corpus, tmp_path / "other", SMALL) == whole  # trained again
+        again = run(final, corpus, tmp_path / "other", SMALL)  # trained again
+        assert structs.replace(again, cpu_seconds=None) == whole
 
 
 def study(loss: Loss) -> Rows[Losses]:
@@ -217,3 +219,26 @@ def test_the_steps_of_weights_are_measured_by_their_size(
     small, large = "0.01-0.03", "1-3"
     assert found["AdamW"][small] == pytest.approx(found["AdamW"][large], rel=0.3)
     assert found["MirrorAdam p=1.1"][small] < 0.5 * found["MirrorAdam p=1.1"][large]
+
+
+def test_todays_optimizers_move_every_parameter_once(corpus: Corpus, tmp_path: Path) -> None:
+    for name, method in optimizers.METHODS.items():
+        model = GPT(SMALL.model)
+        moved = [
+            p for one in method.how(model, 1e-3) for g in one.param_groups for p in g["params"]
+        ]
+        assert {id(p) for p in moved} == {id(p) for p in model.parameters()}
+        assert len(moved) == len(list(model.parameters()))
+        trial = Trial(method=name, setting={"lr": 1e-3}, seed=1, final=True)
+        found = run(trial, corpus, tmp_path / name, SMALL, optimizers.METHODS)
+        assert found.test is not None and found.cpu_seconds is not None
+
+
+def test_claims_on_todays_optimizers_follow_from_the_losses() -> None:
+    def measured(trial: Trial) -> Losses:
+        best = {optimizers.MUON: 1.8, optimizers.NO_KNEE: 1.95}.get(trial.method, 2.0)
+        return losses(trial, best + 1e-3 * trial.seed, 3.0 - (trial.method == optimizers.NO_KNEE))
+
+    found = words(filled(optimizers.STUDY, measured))
+    assert found["optimizers-muon"] == found["optimizers-pruning"] == "holds"
+    assert found["optimizers-mirror-adam"] == found["optimizers-knee"] == "not decided"

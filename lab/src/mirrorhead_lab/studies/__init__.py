@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mirrorhead_lab.studies.study import Study
 
 #: Those that the report shows, in its order.
-REPORTED = ("patches", "language-model", "fine-tuning")
+REPORTED = ("patches", "optimizers", "language-model", "fine-tuning")
 #: With those that claim nothing.
 NAMES = (
     *REPORTED,

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import io
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -97,6 +98,7 @@ class Losses(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
     test: Loss | None = None
     pruned: dict[float, Loss] = {}
     weights: WeightSizes | None = None
+    cpu_seconds: Annotated[float, Meta(ge=0)] | None = None  # of training, validation included
 
     def __post_init__(self) -> None:
         scored = self.test is not None
@@ -116,7 +118,7 @@ def run(
     methods: Mapping[str, Method] = METHODS,
 ) -> Losses:
     """Train one model and measure it; the final runs of the tuning seed take tuning's model."""
-    model, curve = _trained(trial, corpus, folder, settings, methods[trial.method].how)
+    model, curve, spent = _trained(trial, corpus, folder, settings, methods[trial.method].how)
     validation = loss_of(model, corpus.validation)
     whole = len(curve) == settings.steps // settings.record_every
     if not whole or not math.isfinite(validation):
@@ -138,6 +140,7 @@ def run(
             float(every.square().mean().sqrt()),
             fmean(float((m < 0.01 * m.max()).double().mean()) for m in matrices),
         ),
+        cpu_seconds=spent,
     )
 
 
@@ -147,21 +150,23 @@ def _trained(
     folder: Path,
     settings: LanguageSettings,
     how: training.Optimizers,
-) -> tuple[GPT, tuple[float, ...]]:
-    """Return the model and its curve: as tuning kept them, or trained now."""
+) -> tuple[GPT, tuple[float, ...], float | None]:
+    """Return the model, its curve and the processor time: as tuning kept them, or trained now."""
     kept = folder / "model.pt"
     if trial.final and kept.exists():
         state = torch.load(kept, weights_only=True)
         model = GPT(settings.model)
         model.load_state_dict(state["model"])
-        return model, tuple(state["curve"])
+        return model, tuple(state["curve"]), None
+    before = time.process_time()
     found = training.train(corpus, settings, how, trial.setting["lr"], trial.seed)
+    spent = round(time.process_time() - before, 1)
     if not trial.final:
         buffer = io.BytesIO()
         torch.save({"model": found.model.state_dict(), "curve": list(found.curve)}, buffer)
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(kept, buffer.getvalue())
-    return found.model, found.curve
+    return found.model, found.curve, spent
 
 
 def more(rows: Rows[Losses]) -> Iterator[Trial]:
@@ -204,7 +209,7 @@ def about(rows: Rows[Losses]) -> str:
 
 def later_rates(rows: Rows[Losses]) -> str:
     """Say if AdamW, at the best rate that it alone was given later, is level or better."""
-    ours = _tests(rows.final(_mirror(1.5)))
+    ours = tests_of(rows.final(_mirror(1.5)))
     later = {one: _at(rows, *one, SEEDS) for one in LATER}
     if not ours or any(len(losses) < len(SEEDS) for losses in later.values()):
         return ""
@@ -219,13 +224,13 @@ def later_rates(rows: Rows[Losses]) -> str:
     )
 
 
-def _tests(found: list[Losses]) -> list[float]:
+def tests_of(found: list[Losses]) -> list[float]:
     return [run.test for run in found if run.test is not None]
 
 
 def _at(rows: Rows[Losses], name: str, lr: float, seeds: tuple[int, ...]) -> list[float]:
     """Return the test losses at a rate, without runs that diverged."""
-    return _tests([row.measured for row in rows.at(name, {"lr": lr}, seeds)])
+    return tests_of([row.measured for row in rows.at(name, {"lr": lr}, seeds)])
 
 
 def _begun(rows: Rows[Losses]) -> list[str]:
@@ -267,7 +272,7 @@ def _results(rows: Rows[Losses]) -> Table:
         "Method": word,
         "lr": rate,
         "Test loss": final(lambda run: run.test, 4),
-        "Lowest to highest": lambda name: between(_tests(rows.final(name)), 4),
+        "Lowest to highest": lambda name: between(tests_of(rows.final(name)), 4),
         "Validation loss": final(lambda run: run.validation, 4),
         "Largest weight": final(lambda run: run.weights.largest),
         "Weights below 1 % of the largest, %": final(lambda run: 100 * run.weights.small, 1),
@@ -300,7 +305,7 @@ def _later(rows: Rows[Losses]) -> Table:
     """Compare every p at its chosen rate with AdamW at rates that it alone was given."""
 
     def ahead(p: float, one: tuple[str, float]) -> Cell:
-        ours, theirs = _tests(rows.final(_mirror(p))), _at(rows, *one, SEEDS)
+        ours, theirs = tests_of(rows.final(_mirror(p))), _at(rows, *one, SEEDS)
         if min(len(ours), len(theirs)) < 2:
             return NOTHING
         found = welch(ours, theirs)
