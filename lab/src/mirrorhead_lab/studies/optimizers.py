@@ -11,7 +11,6 @@ head and the gains. Both have the same rate, as torch's `match_rms_adamw` intend
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
@@ -100,7 +99,7 @@ METHODS = {
     "AdamW, beta2 .99": _method(RATES, adamw(0.99)),
     "AdamW, beta2 .95": _method(RATES, adamw(0.95)),
     "Muon, AdamW": _method(RATES, muon(partial(AdamW, weight_decay=0, fused=True))),
-    "Muon, MirrorAdam p=1.25": _method(RATES, muon(partial(mh.MirrorAdam, p=1.25))),
+    "Muon, MirrorAdam p=1.25": _method(RATES, muon(partial(mh.MirrorAdam, geometry=1.25))),
     "SOAP": _method(RATES, packaged("SOAP", weight_decay=0.0)),
     "Lion": _method(SIGN_RATES, packaged("Lion")),
     "Signum": _method(SIGN_RATES, signum),
@@ -189,7 +188,7 @@ def _figure(rows: Rows[Losses]) -> Figure:
         return np.arange(1, len(run.curve) + 1) / len(run.curve)
 
     def spent(run: Losses) -> np.ndarray:
-        return done(run) * (run.cpu_seconds or math.nan)
+        return done(run) * (run.cpu_seconds or 0.0)
 
     _curves(steps, rows, done, xlabel="share of all steps")
     _curves(seconds, rows, spent, xlabel="seconds of one processor core")
@@ -206,7 +205,7 @@ def _tables(rows: Rows[Losses]) -> list[Table]:
         "Test loss": final(lambda run: run.test, 4),
         "Lowest to highest": lambda name: between(tests_of(rows.final(name)), 4),
         **{f"{100 * s:g} % pruned": final(lambda run, s=s: run.pruned[s]) for s in SHOWN},
-        "Core seconds": final(lambda run: run.cpu_seconds or math.nan, 0),
+        "Core seconds": final(lambda run: run.cpu_seconds or 0.0, 0),
         "Seeds": seeds_column(rows),
     }
     begun = [name for name in rows.study.methods if rows.final(name)]
