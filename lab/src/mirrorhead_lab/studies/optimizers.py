@@ -241,5 +241,5 @@ STUDY: Study[Losses] = dataclasses.replace(
         ),
     ),
     tables=_tables,
-    docs=("evidence/optimizers", "results"),
+    docs=("evidence/language-model", "todays-optimizers"),
 )
