@@ -177,7 +177,10 @@ def test_changed_finds_all_and_only_other_bits(
         differs = bits(new.to(sent)) != bits(snapshot)
         if now != sent:
             differs &= ~(new.to(sent).double().isnan() & snapshot.double().isnan())
-        assert found.tolist() == differs.nonzero().flatten().tolist()
+        places = differs.nonzero().flatten()
+        assert torch.equal(found.places, places)
+        assert torch.equal(bits(found.before), bits(snapshot[places]))
+        assert torch.equal(bits(found.after), bits(new.to(sent)[places]))
 
 
 # --- Patches --------------------------------------------------------------------------------

@@ -41,67 +41,69 @@ void EXPORT(fingerprint)(const void *data, int64_t count, int32_t size, int64_t 
 
 #define GROUP 64
 
-/* Append the positions of the flags that are set; a word of zeros costs one comparison. */
-static inline int64_t append(const uint8_t *flags, int64_t start, int64_t *places, int64_t found) {
-    for (int g = 0; g < GROUP; g += 8) {
-        uint64_t word;
-        memcpy(&word, flags + g, 8);
-        if (word)
-            for (int k = g; k < g + 8; k++) {
-                places[found] = start + k;
-                found += flags[k];
-            }
-    }
-    return found;
-}
-
-#define COMPARE(differs)                                                        \
-    do {                                                                        \
-        int64_t start = 0;                                                      \
-        uint8_t flags[GROUP];                                                   \
-        for (; start + GROUP <= count; start += GROUP) {                        \
-            for (int j = 0; j < GROUP; j++) {                                   \
-                const int64_t k = start + j;                                    \
-                flags[j] = differs;                                             \
-            }                                                                   \
-            found = append(flags, start, places, found);                        \
-        }                                                                       \
-        for (int64_t k = start; k < count; k++) {                               \
-            places[found] = k;                                                  \
-            found += differs;                                                   \
-        }                                                                       \
+/* Find where `now` differs, and append the position, the old bits and the new ones. Eight flags of a
+ * byte each become eight bits by one product; then each bit that is set costs the same. */
+#define COMPARE(type, differs, becomes)                                                         \
+    do {                                                                                        \
+        const type *old = snapshot;                                                             \
+        type *to_before = before, *to_after = after;                                            \
+        for (int64_t start = 0; start < count; start += GROUP) {                                \
+            uint8_t flags[GROUP] = {0};                                                         \
+            const int64_t end = count - start < GROUP ? count - start : GROUP;                  \
+            if (end == GROUP)                                                                   \
+                for (int j = 0; j < GROUP; j++) flags[j] = differs(new[start + j], old[start + j]); \
+            else                                                                                \
+                for (int j = 0; j < end; j++) flags[j] = differs(new[start + j], old[start + j]); \
+            uint64_t set = 0;                                                                   \
+            for (int g = 0; g < GROUP; g += 8) {                                                \
+                uint64_t word;                                                                  \
+                memcpy(&word, flags + g, 8);                                                    \
+                set |= (word * 0x0102040810204080u >> 56) << g;                                 \
+            }                                                                                   \
+            for (; set; set &= set - 1) {                                                       \
+                const int64_t k = start + __builtin_ctzll(set);                                 \
+                places[found] = k;                                                              \
+                to_before[found] = old[k];                                                      \
+                to_after[found++] = becomes(new[k]);                                            \
+            }                                                                                   \
+        }                                                                                       \
     } while (0)
 
-/* Whether a float32 rounds to another bfloat16 than this one. NaN is NaN, whatever its bits. */
-static inline uint8_t rounds_elsewhere(uint32_t now, uint16_t old) {
-    const uint32_t rounded = (now + 0x7fff + (now >> 16 & 1)) >> 16;
-    const int nan = (now & 0x7fffffff) > 0x7f800000;
-    const int was_nan = (old & 0x7fff) > 0x7f80;
-    return nan ? !was_nan : rounded != old;
+/* The bfloat16 that a float32 rounds to; NaN is one NaN, whatever its bits. */
+static inline uint16_t rounded(uint32_t x) {
+    const uint32_t nearest = (x + 0x7fff + (x >> 16 & 1)) >> 16;
+    return (uint16_t)((x & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : nearest);
 }
 
-/* Find the entries of `now` whose bits differ from the snapshot's. `places` has room for `count`
- * positions and one more. With `rounding`, `now` is float32 and the snapshot bfloat16; else both have
- * `size` bytes each. */
+/* Whether a float32 rounds to another bfloat16 than this one; from NaN to NaN is no change. */
+static inline uint8_t rounds_elsewhere(uint32_t x, uint16_t old) {
+    const int nan = (x & 0x7fffffff) > 0x7f800000, was_nan = (old & 0x7fff) > 0x7f80;
+    return (rounded(x) != old) & !(nan & was_nan);
+}
+
+#define UNEQUAL(one, other) ((one) != (other))
+#define SAME(x) (x)
+
+/* Find the entries of `now` whose bits differ from the snapshot's, and return how many there are.
+ * With `rounding`, `now` is float32 and the snapshot bfloat16; else both have `size` bytes each. */
 int64_t EXPORT(changed)(const void *now, const void *snapshot, int64_t count, int32_t size,
-                        int32_t rounding, int64_t *places) {
+                        int32_t rounding, int64_t *places, void *before, void *after) {
     int64_t found = 0;
     if (rounding) {
         const uint32_t *new = now;
-        const uint16_t *old = snapshot;
-        COMPARE(rounds_elsewhere(new[k], old[k]));
+        COMPARE(uint16_t, rounds_elsewhere, rounded);
     } else if (size == 1) {
-        const uint8_t *new = now, *old = snapshot;
-        COMPARE(new[k] != old[k]);
+        const uint8_t *new = now;
+        COMPARE(uint8_t, UNEQUAL, SAME);
     } else if (size == 2) {
-        const uint16_t *new = now, *old = snapshot;
-        COMPARE(new[k] != old[k]);
+        const uint16_t *new = now;
+        COMPARE(uint16_t, UNEQUAL, SAME);
     } else if (size == 4) {
-        const uint32_t *new = now, *old = snapshot;
-        COMPARE(new[k] != old[k]);
+        const uint32_t *new = now;
+        COMPARE(uint32_t, UNEQUAL, SAME);
     } else {
-        const uint64_t *new = now, *old = snapshot;
-        COMPARE(new[k] != old[k]);
+        const uint64_t *new = now;
+        COMPARE(uint64_t, UNEQUAL, SAME);
     }
     return found;
 }

@@ -16,8 +16,9 @@ weights can find others with the same sums. SHA-256 has no such shortcut.
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -110,30 +111,42 @@ def _mixed(
     return z ^ (z >> np.uint64(last))
 
 
-def changed(now: Tensor, snapshot: Tensor) -> Tensor:
-    """Positions, ascending, where flat numbers cast to the snapshot's dtype have other bits.
+class Changes(NamedTuple):
+    """Some entries of a tensor, at ascending positions: before and after."""
+
+    places: Tensor
+    before: Tensor
+    after: Tensor
+
+
+def changed(now: Tensor, snapshot: Tensor) -> Changes:
+    """Where flat numbers that are cast to the snapshot's dtype have other bits; on the CPU.
 
     A NaN that becomes another NaN by the cast is no change.
     """
     rounding = now.dtype == torch.float32 and snapshot.dtype == torch.bfloat16
     on_cpu = now.device.type == snapshot.device.type == "cpu"
     compare = _compare_in_c() if on_cpu else None
-    cast = now if rounding and compare is not None else now.to(snapshot.dtype)
+    rounding &= compare is not None
+    cast = now if rounding else now.to(snapshot.dtype)
     if compare is None:
         places = (bits(cast) != bits(snapshot)).nonzero().flatten()
+        found = Changes(places.cpu(), snapshot[places].cpu(), cast[places].cpu())
     else:
         cast, snapshot = cast.contiguous(), snapshot.contiguous()
-        places = torch.empty(now.numel() + 1, dtype=torch.int64)
-        pointers = cast.data_ptr(), snapshot.data_ptr()
+        room = torch.empty(now.numel(), dtype=torch.int64)
+        buffers = Changes(room, torch.empty_like(snapshot), torch.empty_like(snapshot))
+        pointers = [part.data_ptr() for part in (cast, snapshot, *buffers)]
         size = snapshot.element_size()
-        found = compare(*pointers, now.numel(), size, int(rounding), places.data_ptr())
-        places = places[:found].clone()
-    if now.dtype == snapshot.dtype or not len(places):
-        return places
-    both = now[places].to(snapshot.dtype).float().isnan() & snapshot[places].float().isnan()
-    return places[~both]
+        count = compare(*pointers[:2], now.numel(), size, int(rounding), *pointers[2:])
+        found = Changes(*(part[:count].clone() for part in buffers))
+    if now.dtype == snapshot.dtype or rounding:
+        return found
+    other = ~(found.before.float().isnan() & found.after.float().isnan())
+    return Changes(*(part[other] for part in found))
 
 
+@functools.cache
 def _sum_in_c() -> Callable[..., Any] | None:
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     return native.function(
@@ -141,9 +154,11 @@ def _sum_in_c() -> Callable[..., Any] | None:
     )
 
 
+@functools.cache
 def _compare_in_c() -> Callable[..., Any] | None:
     pointer, number = ctypes.c_void_p, ctypes.c_int32
-    found = native.function("changed", [pointer, pointer, ctypes.c_int64, number, number, pointer])
+    sizes = [ctypes.c_int64, number, number]
+    found = native.function("changed", [pointer, pointer, *sizes, pointer, pointer, pointer])
     if found is not None:
         found.restype = ctypes.c_int64
     return found
