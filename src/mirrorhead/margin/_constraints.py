@@ -191,6 +191,10 @@ class ConstraintMatrix:
         """The sub-batch of the problems named by `keep`."""
         return ConstraintMatrix(self.left[keep], self.right[keep])
 
+    def turned(self, left: Tensor, right: Tensor) -> ConstraintMatrix:
+        """The constraints on V where W = left V right'."""
+        return ConstraintMatrix(self.left @ left.unsqueeze(1), self.right @ right)
+
     def keep_rows(self, index: Tensor) -> ConstraintMatrix:
         """The rows named by index (B, n, fewer), which counts within each block."""
         index = index.unsqueeze(-1).expand(-1, -1, -1, self.left.shape[3])
@@ -232,6 +236,26 @@ class ConstraintMatrix:
             left = self.left[:, at]
             torch.matmul(left * weights[:, at], left.mT, out=out[:, at])
         return out
+
+    def gram(self, h: Tensor, swap: Tensor | None = None) -> Tensor:
+        """A H A', (B, m, m), where H multiplies weights (a, c) by h entry by entry.
+
+        With `swap`, (B, s, s) and symmetric, H also adds swap_ij w_ji to the entries i, j < s.
+        """
+        B, n, R, a = self.left.shape
+        rows = self.left.reshape(B, 1, n * R, a)
+        out = self.left.new_empty(B, n, R, n * R)
+        for at in self.chunks(n * R * a):
+            own = self.right[:, at].unsqueeze(2)
+            weights = (own * self.right.unsqueeze(1)) @ h.mT.unsqueeze(1)  # (B, ., n, a)
+            scaled = weights.repeat_interleave(R, 2).mul_(rows)
+            if swap is not None:
+                s = swap.shape[-1]
+                turned = (rows[..., :s] * own[..., :s]) @ swap.unsqueeze(1)
+                turned *= self.right[:, None, :, :s].repeat_interleave(R, 2)
+                scaled[..., :s] += turned
+            out[:, at] = self.left[:, at] @ scaled.mT
+        return out.view(B, n * R, n * R)
 
     def column_sizes(self) -> Tensor:
         """Squared Euclidean norms of the columns of A, (B, N)."""

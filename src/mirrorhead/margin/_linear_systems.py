@@ -337,3 +337,51 @@ def cholesky_solve(L: Tensor, r: Tensor) -> Tensor:
     """Two triangular solves: twice as fast as torch.cholesky_solve on batches."""
     y = torch.linalg.solve_triangular(L, r.unsqueeze(-1), upper=False)
     return torch.linalg.solve_triangular(L.mT, y, upper=True).squeeze(-1)
+
+
+def refuse_large(A: ConstraintMatrix, norm: object) -> None:
+    """Refuse what `RefinedSystem` would not finish in reasonable time and memory."""
+    if A.rows > LAST_RESORT:
+        raise ValueError(
+            f"{norm!r} takes at most {LAST_RESORT} constraints per problem, got {A.rows}"
+        )
+
+
+class RefinedSystem:
+    """(K + diag) y = r, or the same with a border; Jacobi scaling and refinement. Takes over K.
+
+    With a border (column, corner) the solution (y, t) is that of (K + diag) y + column t = r and
+    column' y - corner t = s. A corner near 0 makes this one constraint, and K alone is factored.
+    """
+
+    def __init__(
+        self, K: Tensor, diagonal: Tensor, border: tuple[Tensor, Tensor] | None = None
+    ) -> None:
+        K.diagonal(dim1=-2, dim2=-1).add_(diagonal)
+        self.scale = K.diagonal(dim1=-2, dim2=-1).rsqrt()
+        self.K = K.mul_(self.scale.unsqueeze(-1)).mul_(self.scale.unsqueeze(-2))
+        self.L = cholesky(K)
+        self.border = border
+        if border is not None:
+            column = border[0] * self.scale
+            self.border, self.against = (column, border[1]), cholesky_solve(self.L, column)
+            self.pivot = border[1] + (column * self.against).sum(-1)
+
+    def solve(self, r: Tensor) -> Tensor:
+        return self.solve_bordered(r, r.new_zeros(len(r)))[0]
+
+    def solve_bordered(self, r: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+        """Return y and t; t is 0 without a border."""
+        r = r * self.scale
+        y, t = torch.zeros_like(r), torch.zeros_like(s)
+        for _ in range(3):
+            left = r - (self.K @ y.unsqueeze(-1)).squeeze(-1)
+            if self.border is None:
+                y = y + cholesky_solve(self.L, left)
+                continue
+            column, corner = self.border
+            step = cholesky_solve(self.L, left - column * t.unsqueeze(-1))
+            rest = s - (column * (y + step)).sum(-1) + corner * t
+            more = -rest / self.pivot
+            y, t = y + step - self.against * more.unsqueeze(-1), t + more
+        return y * self.scale, t

@@ -2,7 +2,7 @@ r"""The interior point method for `Schatten(p)` and `Grouped(p)` with 1 < p < in
 
 It is that of `_interior_point.py` (docs/margin.md): the barrier and the exponent move together,
 from p = 2 on. The mirror map and its derivative are those of the lengths of groups or of singular
-values (`_shapes.py`), so the derivative is no diagonal matrix, and A is formed.
+values (`_shapes.py`), so the derivative is no diagonal matrix.
 """
 
 from __future__ import annotations
@@ -18,12 +18,10 @@ from torch import Tensor
 from mirrorhead.geometry import Grouped, Schatten
 from mirrorhead.margin._constraints import ConstraintMatrix
 from mirrorhead.margin._interior_point import SolverResult, solve
-from mirrorhead.margin._linear_systems import cholesky, cholesky_solve
+from mirrorhead.margin._linear_systems import RefinedSystem, refuse_large
 from mirrorhead.margin._newton_step import Schedule
-from mirrorhead.margin._shapes import Shape, order_rows
+from mirrorhead.margin._shapes import Pair, Shape, shape_of
 
-# The matrix A of one problem has at most this many entries (400 MB).
-MAX_ENTRIES = 50_000_000
 BUDGET = 1 << 20  # entries of the matrices of the problems that are solved at a time
 _SCHEDULES = (
     Schedule(1.5, 0.5, 0.1, 50, 0),
@@ -55,35 +53,25 @@ def solve_smooth(
         return solve(A, b, 2.0, tol)
     refuse_large(A, norm)
     result = solve(A, b, 2.0, 1e-2)
-    shape, order = order_rows(norm, weights)
+    shape = shape_of(norm, A, weights)
     left = result.gap.isfinite().nonzero().squeeze(-1)
     result.gap[left] = math.inf
-    every = torch.arange(A.rows, device=b.device)
     for schedule in _SCHEDULES:
-        for index in left.split(max(1, BUDGET // (A.rows * A.columns))) if len(left) else ():
-            rows = A.take(index).take_rows(every.expand(len(index), -1))[..., order]
-            run = _Run(rows, b[index], shape, norm.p, schedule)
+        for index in left.split(max(1, BUDGET // A.rows**2)) if len(left) else ():
+            run = _Run(A.take(index), b[index], shape, norm.p, schedule)
             w, lam, gap, steps = run.iterate(tol)
             better = gap < result.gap[index]
             at = index[better]
-            result.w[at[:, None], order], result.lam[at] = w[better], lam[better]
+            result.w[at], result.lam[at] = w[better], lam[better]
             result.gap[at] = gap[better]
             result.iterations[index] += steps
         left = left[result.gap[left] > tol]
     return result
 
 
-def refuse_large(A: ConstraintMatrix, norm: Schatten | Grouped) -> None:
-    if A.rows * A.columns > MAX_ENTRIES:
-        raise ValueError(
-            f"{norm!r} needs the constraint matrix, here {A.rows} x {A.columns}; at most "
-            f"{MAX_ENTRIES:.0e} entries are allowed"
-        )
-
-
 @dataclass(frozen=True, eq=False)
 class _Run:
-    rows: Tensor  # (B, m, N)
+    A: ConstraintMatrix
     b: Tensor  # (B, m)
     shape: Shape
     goal: float  # the exponent
@@ -103,7 +91,7 @@ class _Run:
             going = (best[index] > tol) & x.w.isfinite().all(-1) & x.lam.isfinite().all(-1)
             keep = going.nonzero().squeeze(-1)
             if len(keep) < len(index):
-                run = _Run(run.rows[keep], run.b[keep], self.shape, self.goal, self.schedule)
+                run = _Run(run.A.take(keep), run.b[keep], self.shape, self.goal, self.schedule)
                 x, gap, index = _Point(*(y[keep] for y in x)), gap[keep], index[keep]
             if not len(index):
                 break
@@ -116,9 +104,9 @@ class _Run:
         share = b.clamp_min(0) / b.clamp_min(0).square().sum(-1, keepdim=True)
         share = share.where(b > 0, 0.01 / b.shape[-1])
         exponent = self.towards(b.new_full((len(b), 1), 2.0))
-        s = times(self.rows.mT, share)
+        s = self.A.adjoint(share)
         w = self.power(s, 1 / (exponent - 1))[0]
-        x = self.normalised(w, s, share, times(self.rows, w), exponent)
+        x = self.normalised(w, s, share, self.A.apply(w), exponent)
         beta = 0.5 / _dot(b, x.lam)
         return x._replace(u=torch.maximum(x.aw - beta * b, 0.05 / (b.shape[-1] * x.lam)))
 
@@ -135,13 +123,13 @@ class _Run:
         return self.shape.join(frame, lengths**exponent), frame, lengths
 
     def normalised(self, w: Tensor, s: Tensor, lam: Tensor, u: Tensor, p: Tensor) -> _Point:
-        size = _norm(self.shape.lengths(w), p)
+        size = _norm(self.shape.split(w)[0], p)
         w, u = w / size, u / size
         pairing = _dot(w, s)
         pairing = torch.where(pairing > 0, pairing, 1.0)
         s, lam = s / pairing, lam / pairing
-        dual = _norm(self.shape.lengths(s), p / (p - 1))
-        return _Point(w, times(self.rows, w), u, s, lam, p, dual)
+        dual = _norm(self.shape.split(s)[0], p / (p - 1))
+        return _Point(w, self.A.apply(w), u, s, lam, p, dual)
 
     def gap(self, x: _Point) -> Tensor:
         margin = torch.where(self.b > 0, x.aw / self.b, math.inf).amin(-1, keepdim=True)
@@ -160,13 +148,11 @@ class _Run:
         complementarity = product.sum(-1, keepdim=True)
         target = (1 - complementarity).clamp_min(0.1) / _dot(b, x.lam) * b
         fenchel = (x.dual_norm**q - 1) / q
-        multiply, rho, f = self.linearised(x, gap)
-        turned = multiply(self.rows)  # (B, m, N), A times the derivative
-        K = turned @ self.rows.mT
-        solved = system(0.5 * (K + K.mT), x.u / x.lam)
-        residual = target - x.aw - times(self.rows, rho)
+        derivative, rho, f = self.linearised(x, gap)
+        system = RefinedSystem(self.shape.gram(self.A, *derivative), x.u / x.lam)
+        residual = target - x.aw - self.A.apply(rho)
 
-        r = solved(residual) / x.lam
+        r = system.solve(residual) / x.lam
         dual, primal = _longest(r.amin(-1, True)), _longest(-1 - r.amax(-1, True))
         after = (product * (1 + dual * r) * (1 - primal - primal * r)).sum(-1, keepdim=True)
         sigma = (after / complementarity).clamp(0, 1) ** 4
@@ -174,11 +160,11 @@ class _Run:
         mu = sigma * (complementarity + fenchel) / b.shape[-1]
 
         push = mu / x.lam + dual * x.u * r * (1 + r)
-        dlam = solved(residual + push)
+        dlam = system.solve(residual + push)
         r = dlam / x.lam
         du = push - x.u * (1 + r)
-        ds = times(self.rows.mT, dlam)
-        dw = rho + times(turned.mT, dlam)
+        ds = self.A.adjoint(dlam)
+        dw = rho + self.shape.multiply(*derivative, ds)
         fraction = (1 - gap).clamp_min(0.99).clamp_max(1 - 1e-8)
         dual = fraction * _longest(r.amin(-1, True))
         primal = fraction * _longest((du / x.u).amin(-1, True))
@@ -202,7 +188,7 @@ class _Run:
             at_0 = _dot(f - new_s, dw) + _dot(new_lam - mu / x.u, du)
             primal = primal * _backtrack(slope, at_0, primal, gap > 0)
         lam = x.lam + dual * dlam
-        s = times(self.rows.mT, lam)
+        s = self.A.adjoint(lam)
         w = x.w + primal * dw
         astray = _dot(w, s) <= 0
         if bool(astray.any()):
@@ -213,10 +199,8 @@ class _Run:
         lengths, frame = self.shape.split(x)
         return self.shape.join(frame, lengths**exponent)
 
-    def linearised(
-        self, x: _Point, gap: Tensor
-    ) -> tuple[Callable[[Tensor], Tensor], Tensor, Tensor]:
-        """Return the map H, rho and f of the model dw = H ds + rho; `_newton_step.py` explains."""
+    def linearised(self, x: _Point, gap: Tensor) -> tuple[tuple[Any, Pair], Tensor, Tensor]:
+        """Return H, rho and f of the model dw = H ds + rho; `_newton_step.py` explains."""
         shape = self.shape
         if self.goal < 2:
             exponent = 1 / (x.p - 1)
@@ -232,28 +216,8 @@ class _Run:
             one, two = shape.slopes(floored, exponent)
             slopes = 1 / one, 1 / two
 
-        def multiply(y: Tensor) -> Tensor:
-            return shape.multiply(frame, slopes, y)
-
-        rho = f - x.w if self.goal < 2 else multiply((x.s - f).unsqueeze(1)).squeeze(1)
-        return multiply, rho, f
-
-
-def system(K: Tensor, diagonal: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return what solves (K + diag) y = r, after scaling and with refinement."""
-    K.diagonal(dim1=-2, dim2=-1).add_(diagonal)
-    scale = K.diagonal(dim1=-2, dim2=-1).rsqrt()
-    K = K * scale.unsqueeze(-1) * scale.unsqueeze(-2)
-    L = cholesky(K)
-
-    def solved(r: Tensor) -> Tensor:
-        r = r * scale
-        y = cholesky_solve(L, r)
-        for _ in range(2):
-            y = y + cholesky_solve(L, r - times(K, y))
-        return y * scale
-
-    return solved
+        rho = f - x.w if self.goal < 2 else shape.multiply(frame, slopes, x.s - f)
+        return (frame, slopes), rho, f
 
 
 def _backtrack(
@@ -275,10 +239,6 @@ def _longest(lowest: Tensor) -> Tensor:
 def _norm(lengths: Tensor, p: Tensor) -> Tensor:
     top = lengths.amax(-1, keepdim=True).clamp_min(1e-300)
     return ((lengths / top) ** p).sum(-1, keepdim=True) ** (1 / p) * top
-
-
-def times(matrix: Tensor, x: Tensor) -> Tensor:
-    return (matrix @ x.unsqueeze(-1)).squeeze(-1)
 
 
 def _dot(x: Tensor, y: Tensor) -> Tensor:

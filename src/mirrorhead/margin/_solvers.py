@@ -10,13 +10,12 @@ from torch import Tensor
 
 from mirrorhead.geometry import Grouped, Norm, PNorm, Schatten, as_norm
 from mirrorhead.margin._constraints import ConstraintMatrix
-from mirrorhead.margin._group_limits import solve_group_limit
+from mirrorhead.margin._group_cone import solve_groups
 from mirrorhead.margin._interior_point import SolverResult, solve
 from mirrorhead.margin._newton_step import Start
-from mirrorhead.margin._nuclear import solve_nuclear
 from mirrorhead.margin._other_norms import solve_polyhedral
 from mirrorhead.margin._smooth_norms import solve_smooth
-from mirrorhead.margin._spectral import solve_spectral
+from mirrorhead.margin._spectral_cone import solve_spectral
 
 
 class Task(NamedTuple):
@@ -50,15 +49,12 @@ def _limits(p: float) -> bool:
 SOLVERS = (
     Solver(PNorm, _smooth, lambda A, b, to: solve(A, b, to.norm.p, to.tol, to.start)),
     Solver(PNorm, _limits, lambda A, b, to: solve_polyhedral(A, b, to.norm.p)),
-    Solver(Schatten, lambda p: p == 1, lambda A, b, to: solve_nuclear(A, b, to.tol)),
-    Solver(Schatten, _smooth, lambda A, b, to: solve_smooth(A, b, to.norm, to.weights, to.tol)),
-    Solver(Schatten, lambda p: p == math.inf, lambda A, b, to: solve_spectral(A, b, to.tol)),
-    Solver(Grouped, _smooth, lambda A, b, to: solve_smooth(A, b, to.norm, to.weights, to.tol)),
-    Solver(
-        Grouped,
-        _limits,
-        lambda A, b, to: solve_group_limit(A, b, to.norm, to.weights, to.tol),
+    *(
+        Solver(kind, _smooth, lambda A, b, to: solve_smooth(A, b, to.norm, to.weights, to.tol))
+        for kind in (Schatten, Grouped)
     ),
+    Solver(Schatten, _limits, lambda A, b, to: solve_spectral(A, b, to.norm, to.tol)),
+    Solver(Grouped, _limits, lambda A, b, to: solve_groups(A, b, to.norm, to.weights, to.tol)),
 )
 
 
