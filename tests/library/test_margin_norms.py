@@ -250,7 +250,7 @@ def test_a_norm_without_a_solver_is_refused_by_name():
     for norm in (mh.KSupport(k=3), Doubled(2)):
         with pytest.raises(ValueError, match="must be a norm that has a solver, got"):
             mh.attention_svm(wrong, z, tokens, norm)
-        with pytest.raises(ValueError, match=r"^norm must be a norm that has a solver"):
+        with pytest.raises(ValueError, match=r"^geometry must be a norm that has a solver"):
             mh.multiclass_svm(wrong[0], tokens, norm)
 
 
