@@ -273,6 +273,18 @@ class AttentionProblem:
         """The token with the largest attention in each sample, (..., n) or (..., heads, n)."""
         return self.logits(W).argmax(-1)
 
+    def margin(self, W: Tensor, tokens: Tensor) -> Tensor:
+        """The least lead of the tokens' logits over those of other tokens, (...) or (..., heads).
+
+        tokens: (..., n) or (..., heads, n). It is inf where no sample has another token.
+        """
+        logits, at = self.logits(W), tokens.unsqueeze(-1)
+        if at.shape[:-1] != logits.shape[:-1]:
+            given = tuple(tokens.shape)
+            raise ValueError(f"tokens must have shape {tuple(logits.shape[:-1])}, got {given}")
+        lead = logits.gather(-1, at) - logits
+        return lead.scatter(-1, at, torch.inf).amin((-2, -1))
+
     def scores(self) -> Tensor:
         """y_i v' x_it, (..., n, T) or (..., heads, n, T): Definition 2, for two classes.
 

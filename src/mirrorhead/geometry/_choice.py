@@ -50,6 +50,30 @@ def as_potential(potential: object, name: str = "potential") -> Potential:
     return PNorm(check_p(potential, name))  # pyright: ignore[reportArgumentType]
 
 
+def norm_of(geometry: object, name: str = "geometry") -> Norm:
+    """Return the norm that a geometry tends to: a norm itself, or the limit of a potential.
+
+    >>> norm_of(math.inf), norm_of(PNorm(3))
+    (PNorm(inf), PNorm(3))
+    """
+    if isinstance(geometry, Potential) and not isinstance(geometry, Norm):
+        return geometry.limit
+    return as_norm(geometry, name)
+
+
+def divergence_of(geometry: object, name: str = "geometry") -> Potential:
+    """Return the potential that measures directions: PNorm(2) for norms that are no potential.
+
+    >>> divergence_of(1.5), divergence_of(math.inf)
+    (PNorm(1.5), PNorm(2))
+    """
+    geometry = as_norm(geometry, name) if is_number(geometry) else geometry
+    no_potential = not isinstance(geometry, Potential) or getattr(geometry, "p", 2) in (1, math.inf)
+    if isinstance(geometry, Norm) and no_potential:
+        return PNorm(2)
+    return as_potential(geometry, name)
+
+
 def as_smooth_pnorm(geometry: object, name: str = "geometry") -> PNorm:
     """Return a `PNorm` with 1 < p < inf, or refuse by name what has no such formulas.
 

@@ -1,4 +1,4 @@
-"""Minima over p-balls of growing radius, from several starts that are carried along.
+"""Minima over balls of growing radius, from several starts that are carried along.
 
 The minimum over a ball lies on the sphere whenever the best tokens can be selected.
 """
@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from mirrorhead.geometry._powers import lp_norm, signed_power
-from mirrorhead.paths._lbfgs import Function, minimize
+from mirrorhead.paths._balls import Balls, Found
+from mirrorhead.paths._lbfgs import Function
 
 FINE, COARSE = 1e-7, 1e-3  # tolerance at the radii asked for, and at those in between
 GROWTH = 1.9  # the most by which the radius grows from one stage to the next
@@ -24,78 +22,9 @@ SAME = 1e-3  # starts whose values differ by less have met
 INSIDE = 1 - 1e-4  # a point of at most this share of the radius is inside
 LOWER = 1e-9  # how much lower, relative to its size, a value inside must be to count
 
-# Points (trials, starts, N), or directions, and their values (trials, starts).
-Found = tuple[Tensor, Tensor]
 # From directions (trials, starts, N), radii (trials, spheres) and a tolerance to directions of
 # norm 1, as many or more, and values.
 Search = Callable[[Tensor, Tensor, float], Found]
-
-
-@dataclass(frozen=True)
-class Balls:
-    """A product of p-balls: the parts of points (..., N) have norms up to a radius (..., balls)."""
-
-    p: float
-    sizes: tuple[int, ...]
-
-    def norms(self, points: Tensor) -> Tensor:
-        """The norm of each part, (..., balls)."""
-        return torch.stack([lp_norm(x, self.p, -1) for x in points.split(self.sizes, -1)], -1)
-
-    def units(self, points: Tensor) -> Tensor:
-        """Every part divided by its norm."""
-        return torch.cat([on_sphere(x, self.p)[0] for x in points.split(self.sizes, -1)], -1)
-
-    def scale(self, units: Tensor, radius: Tensor) -> Tensor:
-        """Every part times its radius."""
-        parts = zip(units.split(self.sizes, -1), radius.split(1, -1), strict=True)
-        return torch.cat([r * x for x, r in parts], -1)
-
-    def minima_on_spheres(
-        self, function: Function, directions: Tensor, radius: Tensor, tol: float
-    ) -> Found:
-        """Local minima on the spheres, as directions."""
-        return self._minimize(function, self.units(directions), radius, tol, slack=0)
-
-    def minima_inside(
-        self, function: Function, points: Tensor, radius: Tensor, tol: float
-    ) -> Found:
-        """Local minima in the balls, from points inside.
-
-        A ball of radius R is the shadow of a sphere with one coordinate s more,
-        ||W||_p^p + |s|^p = R^p: the search runs there, without a constraint.
-        """
-        lifted = []
-        for x, r in zip(points.split(self.sizes, -1), radius.split(1, -1), strict=True):
-            x = x / r.unsqueeze(1)
-            room = 1 - lp_norm(x, self.p, -1, keepdim=True) ** self.p
-            lifted += [x, room.clamp_min(0) ** (1 / self.p)]
-        units, values = self._minimize(function, torch.cat(lifted, -1), radius, tol, slack=1)
-        return self.scale(units, radius.unsqueeze(1)), values
-
-    def _minimize(
-        self, function: Function, x: Tensor, radius: Tensor, tol: float, slack: int
-    ) -> Found:
-        """Minimise over x (trials, starts, ...), whose parts have `slack` coordinates more."""
-        trials, starts, _ = x.shape
-        R = radius.repeat_interleave(starts, 0)
-
-        def units_and_maps(x: Tensor) -> tuple[Tensor, list[Callable[[Tensor], Tensor]]]:
-            parts = x.split([size + slack for size in self.sizes], -1)
-            units, maps = zip(*(on_sphere(part, self.p) for part in parts), strict=True)
-            cut = [unit[:, :size] for unit, size in zip(units, self.sizes, strict=True)]
-            return torch.cat(cut, -1), list(maps)
-
-        def objective(x: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
-            units, maps = units_and_maps(x)
-            value, gradient = function(self.scale(units, R[which]), which)
-            slopes = self.scale(gradient, R[which]).split(self.sizes, -1)
-            pulled = [back(pad(g, (0, slack))) for back, g in zip(maps, slopes, strict=True)]
-            return value, torch.cat(pulled, -1)
-
-        found = minimize(objective, x.flatten(0, 1), tol)
-        units, _ = units_and_maps(found.x)
-        return units.reshape(trials, starts, -1), found.value.reshape(trials, starts)
 
 
 def minima_in_balls(
@@ -215,18 +144,6 @@ def directions(first: Tensor, count: int, seed: int) -> Iterator[Tensor]:
         draws[:, 0] = torch.where(given, first, draws[:, 0])
         yield draws
         given = torch.zeros_like(given)
-
-
-def on_sphere(M: Tensor, p: float) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """M / ||M||_p, and the map from a gradient there to the gradient in M; (k, N) each."""
-    norm = lp_norm(M, p, -1, keepdim=True)
-    unit = M / norm
-
-    def pull_back(gradient: Tensor) -> Tensor:
-        radial = (gradient * unit).sum(-1, keepdim=True)
-        return (gradient - radial * signed_power(unit, p - 1)) / norm
-
-    return unit, pull_back
 
 
 def _lowest(count: int, points: Tensor, values: Tensor) -> Found:

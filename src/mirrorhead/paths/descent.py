@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from operator import index
 from pathlib import Path as File
 
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from mirrorhead._checks import as_floats, check_integer, check_positive, is_number
 from mirrorhead.geometry import Norm, PNorm, Potential, as_norm, as_potential
-from mirrorhead.geometry._choice import describe
+from mirrorhead.geometry._choice import describe, divergence_of, norm_of
 from mirrorhead.margin import MarginSolution
 from mirrorhead.paths._checkpoint import Progress, fingerprint, load_checkpoint, save_checkpoint
 from mirrorhead.paths._compiled import compiled_loop
@@ -48,6 +49,9 @@ class Path:
     each record where it was trained (lp-JointGD), else None; K, Q: the factors where
     W = K Q' was trained, else None; tokens: (..., n), selected at the end. The accelerated rule
     records W(k) less an earlier W(j), which has the same limit direction and converges sooner.
+
+    `loss`, `norm` and `margin` are computed from W when they are first asked for. `norm` and
+    `margin` are those of each head.
     """
 
     problem: AttentionProblem = field(repr=False)
@@ -77,15 +81,33 @@ class Path:
             raise AttributeError(f"a path in {self.geometry!r} has no p")
         return self.geometry.p
 
+    @cached_property
+    def loss(self) -> Tensor:
+        """The training loss, (records, ...)."""
+        heads = [None] * len(self.W) if self.v is None else self.v
+        of = (self.problem if v is None else self.problem.with_head(v) for v in heads)
+        return torch.stack([problem.loss(W) for problem, W in zip(of, self.W, strict=True)])
+
+    @cached_property
+    def norm(self) -> Tensor:
+        """||W(k)|| in the path's norm, for a potential its limit, (records, ...)."""
+        return norm_of(self.geometry).norm(self.W, (-2, -1))
+
+    @cached_property
+    def margin(self) -> Tensor:
+        """The least lead of a token selected at the end over another token, (records, ...)."""
+        return torch.stack([self.problem.margin(W, self.tokens) for W in self.W])
+
     def divergence_to(
-        self, solution: MarginSolution, geometry: float | Potential | None = None
+        self, solution: MarginSolution, geometry: float | Norm | Potential | None = None
     ) -> Tensor:
         """Return D(W_mm, W(k)) of the directions, (records, ...).
 
         NaN where W(k) is zero or the problem is infeasible, since there is no direction.
 
         Args:
-            geometry: the potential that measures D; that of the solution by default.
+            geometry: the potential that measures D; that of the solution by default, and
+                `PNorm(2)` for norms that are none, such as the nuclear norm.
         """
         return divergence_to(solution, "W", self.W, 2, geometry)
 
@@ -243,7 +265,7 @@ def divergence_to(
     name: str,
     path: Tensor,
     dims: int,
-    geometry: float | Potential | None = None,
+    geometry: float | Norm | Potential | None = None,
 ) -> Tensor:
     """The divergence of the directions of `path` to a part W or v of a solution, (records, ...)."""
     if not isinstance(solution, MarginSolution):
@@ -271,7 +293,7 @@ def direction_divergence(
     defined = (path.abs().amax(along) > 0) & (target.abs().amax(along) > 0)  # NaN > 0 is False
     mask = defined.reshape(defined.shape + (1,) * dims)
     safe = target.where(mask, 1.0), path.where(mask, 1.0)
-    found = as_potential(geometry, "geometry").direction_divergence(*safe, along)
+    found = divergence_of(geometry).direction_divergence(*safe, along)
     return found.where(defined, torch.nan)
 
 

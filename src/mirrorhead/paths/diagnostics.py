@@ -2,40 +2,47 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from mirrorhead.geometry import PNorm
+from mirrorhead.geometry import Norm, PNorm, as_norm
+from mirrorhead.geometry._choice import norm_of
 from mirrorhead.geometry._powers import check_p
 from mirrorhead.margin import MarginSolution
-from mirrorhead.paths.descent import Path
+from mirrorhead.paths.descent import RULES, Path, title
 from mirrorhead.tokens import LocalOptimality, constants_at, locally_optimal
 
 
 @dataclass(frozen=True, eq=False)
 class Diagnostics:
-    """A path compared with the lp-AttSVM solution of the tokens it selected.
+    """A path compared with the max-margin solution of the tokens it selected, in one norm.
 
-    divergence: D(W_mm, W(k)) of the directions, (records, ...); NaN where W(k) is zero.
-    norm: ||W(k)||_p, (records, ...).
+    divergence: D(W_mm, W(k)) of the directions, (records, ...); NaN where W(k) is zero. It is that
+        of `PNorm(2)` for a norm that is no potential.
+    share: the margin of W(k) over its norm, relative to the largest possible, (records, ...): 1 in
+        the direction of the solution, negative where other tokens are selected.
+    norm: ||W(k)||, (records, ...).
     mass: attention on the tokens selected at the end, (records, ..., n).
     optimality: whether those tokens are locally optimal, and why not; with the solution.
     rate: the slope of log D against log ||W|| over the last decade of the norm, (...).
     growth: the slope of ||W(k)|| against log k over the last decade of steps, (...). Under the
         constant rule it settles (Theorem 2's proof); the others grow like a power of k.
     in_cone: whether W(k) lies in the cone C_mu0,R of (5b) with the R of Lemma 17, (records, ...);
-        False where the tokens have no solution, or one that is not locally optimal.
+        False where the tokens have no solution, or one that is not locally optimal. None for other
+        norms than p-norms with 1 < p < inf, which have no such cones.
     """
 
     divergence: Tensor
+    share: Tensor
     norm: Tensor
     mass: Tensor
     optimality: LocalOptimality
     rate: Tensor
     growth: Tensor
-    in_cone: Tensor
+    in_cone: Tensor | None
     path: Path = field(repr=False)
 
     @property
@@ -45,51 +52,64 @@ class Diagnostics:
     def __repr__(self) -> str:
         optimal, undecided = self.optimality.optimal, int(self.optimality.undecided.sum())
         open_cases = f" ({undecided} undecided)" if undecided else ""
-        p, rate = self.path.p, f"rate {_median(self.rate):.2f}"
-        if self.path.rule != "accelerated":  # the theorem does not cover that rule
+        norm, rate = self.solution.geometry, f"rate {_median(self.rate):.2f}"
+        # The theorem covers two rules, in p-norms.
+        if self.path.geometry == norm and isinstance(norm, PNorm) and self.path.rule in RULES[:2]:
+            p = norm.p
             rate += f" (Theorem 4: {theorem_rate(p):g}, often seen: {observed_rate(p):g})"
         return (
-            f"Diagnostics(p={p:g}, divergence {_median(self.divergence[-1]):.1e},"
+            f"Diagnostics({title(norm)}, divergence {_median(self.divergence[-1]):.1e},"
+            f" share {_median(self.share[-1]):.4f},"
             f" norm {_median(self.norm[-1]):.3g}, mass {float(self.mass[-1].min()):.6f},"
             f" locally optimal {int(optimal.sum())} of {optimal.numel()}{open_cases},"
             f" {rate})"
         )
 
 
-def diagnose(path: Path, tol: float = 1e-9) -> Diagnostics:
+def diagnose(path: Path, tol: float = 1e-9, geometry: float | Norm | None = None) -> Diagnostics:
     """Compare a path of one head with the max-margin solution of its own tokens.
 
     Scores are those of the head at the end, where it was trained (lp-JointGD).
 
+    Args:
+        tol: the certified gap of the solution.
+        geometry: the norm of the solution; by default that of the path, the `limit` of a potential.
+            Paths of factors W = K Q' need it: for p = 2 it is `Schatten(1)`.
+
     >>> from mirrorhead.synthetic import random_problem
     >>> from mirrorhead.paths.descent import descend
     >>> diagnose(descend(random_problem(trials=3), geometry=2, steps=1000))
-    Diagnostics(p=2, divergence 6.0e-03, norm 89.6, mass 1.000000, locally optimal 3 of 3,
-        rate -1.95 (Theorem 4: -1, often seen: -2))
+    Diagnostics(p=2, divergence 6.0e-03, share 0.9039, norm 89.6, mass 1.000000,
+        locally optimal 3 of 3, rate -1.95 (Theorem 4: -1, often seen: -2))
     """
     if not isinstance(path, Path):
         raise TypeError(f"path must come from descend, got {type(path).__name__}")
     problem = path.problem
     if problem.heads is not None or problem.classes is not None:
         raise ValueError("diagnose is for one head and labels +-1; use divergence_to for others")
-    if path.K is not None:
-        raise ValueError("diagnose is for paths of W; factors W = K Q' tend to other solutions")
+    if path.K is not None and geometry is None:
+        raise ValueError(
+            "geometry must be given for a path of factors W = K Q', which tends to another norm's"
+            " solution: Schatten(1) for p = 2"
+        )
     if path.v is not None:
         problem = problem.with_head(path.v[-1])
-    optimality = locally_optimal(problem, path.tokens, path.p, tol)
+    own = norm_of(path.geometry) if geometry is None else as_norm(geometry, "geometry")
+    optimality = locally_optimal(problem, path.tokens, own, tol)
     solution = optimality.solution
     divergence = path.divergence_to(solution).where(solution.optimal, torch.nan)
-    norm = PNorm(path.p).norm(path.W, (-2, -1))
-    cone = constants_at(problem, path.tokens, solution)
-    in_cone = (divergence <= cone.mu_0) & (norm >= cone.R_mu())  # NaN is not
-    mass, rate, growth = selected_mass(path), fitted_slope(norm, divergence), log_growth(path)
+    norm, in_cone = own.norm(path.W, (-2, -1)), None
+    if isinstance(own, PNorm) and 1 < own.p < math.inf:
+        cone = constants_at(problem, path.tokens, solution)
+        in_cone = (divergence <= cone.mu_0) & (norm >= cone.R_mu())  # NaN is not
     return Diagnostics(
         divergence=divergence,
+        share=path.margin / norm * solution.norm,
         norm=norm,
-        mass=mass,
+        mass=selected_mass(path),
         optimality=optimality,
-        rate=rate,
-        growth=growth,
+        rate=fitted_slope(norm, divergence),
+        growth=log_growth(path.steps, norm),
         in_cone=in_cone,
         path=path,
     )
@@ -137,11 +157,11 @@ def fitted_slope(x: Tensor, y: Tensor, decades: float = 1.0) -> Tensor:
     return slope.where(count >= 3, torch.nan)
 
 
-def log_growth(path: Path) -> Tensor:
-    """The slope of ||W(k)||_p against log k over the last decade of steps, (...)."""
-    used = (path.steps >= path.steps[-1] / 10) & (path.steps > 0)
-    norm = PNorm(path.p).norm(path.W[used], (-2, -1))
-    log_k = path.steps[used].double().log().reshape(-1, *(1,) * (norm.dim() - 1))
+def log_growth(steps: Tensor, norm: Tensor) -> Tensor:
+    """The slope of ||W(k)|| against log k over the last decade of steps, (...)."""
+    used = (steps >= steps[-1] / 10) & (steps > 0)
+    norm = norm[used]
+    log_k = steps[used].double().log().reshape(-1, *(1,) * (norm.dim() - 1))
     dk = log_k - log_k.mean(0)
     return (dk * norm).sum(0) / (dk * dk).sum(0)
 

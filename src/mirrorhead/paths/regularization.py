@@ -1,6 +1,6 @@
 r"""Regularization paths: the best weights of each norm, as the norm grows (Theorems 1 and 5).
 
-    lp-AttRP:    W(R)         = argmin L(W)      subject to  ||W||_p <= R
+    AttRP:       W(R)         = argmin L(W)      subject to  ||W|| <= R
     lp-JointRP:  (v(r), W(R)) = argmin L(v, W)   subject to  ||W||_p <= R,  ||v||_p <= r
 
 There are many local minima: nearly every set of tokens has one. At small radii they merge, and at
@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from mirrorhead._checks import as_tensor, check_integer, check_seed
-from mirrorhead.geometry import PNorm
+from mirrorhead.geometry import Norm, PNorm
 from mirrorhead.geometry._choice import as_smooth_pnorm
-from mirrorhead.geometry._powers import dual_exponent, lp_norm
 from mirrorhead.losses import Logistic
 from mirrorhead.margin import MarginSolution
-from mirrorhead.paths._continuation import COARSE, INSIDE, SAME, Balls, minima_in_balls
+from mirrorhead.paths._balls import Balls, ball
+from mirrorhead.paths._continuation import COARSE, INSIDE, SAME, minima_in_balls
 from mirrorhead.paths._excess_loss import ExcessLoss, log_loss
 from mirrorhead.paths._lbfgs import Function
 from mirrorhead.paths.descent import divergence_to, title
@@ -39,14 +39,14 @@ class RegularizationPath:
     geometry, radii: the norm, and the radii, (radii, ...).
     W: (radii, ..., d, d).
     log_excess: log(L(W) - L*), (radii, ...); for a joint path log L(v, W).
-    norms: ||W||_p, (radii, ...): the radius, or less where the minimum lies inside the ball;
+    norms: ||W||, (radii, ...): the radius, or less where the minimum lies inside the ball;
         `active` says which.
     tokens: the token with the most attention, (radii, ..., n).
     all_log_excess: the final value of each start, (radii, starts, ...), lowest first.
     v, head_radii: the same for the head, (radii, ..., d) and (radii,); None unless joint.
     """
 
-    geometry: PNorm
+    geometry: Norm
     radii: Tensor
     W: Tensor
     log_excess: Tensor
@@ -58,7 +58,7 @@ class RegularizationPath:
 
     @property
     def active(self) -> Tensor:
-        """Whether ||W||_p <= R is active, (radii, ...); False where W lies inside the ball.
+        """Whether ||W|| <= R is active, (radii, ...); False where W lies inside the ball.
 
         Theorem 1 assumes that some W selects the best tokens of all samples: then more norm helps.
         """
@@ -96,15 +96,15 @@ class RegularizationPath:
 
 def regularization_path(
     problem: AttentionProblem,
-    geometry: float | PNorm,
+    geometry: float | Norm,
     radii: Sequence[float] | Tensor,
     starts: int = 8,
     seed: int = 0,
 ) -> RegularizationPath:
-    r"""Compute lp-AttRP: W(R) = argmin L(W) subject to ||W||_p <= R, for growing radii R.
+    r"""Compute W(R) = argmin L(W) subject to ||W|| <= R, for growing radii R (lp-AttRP).
 
-    Theorem 1: W(R)/R converges to the direction of the lp-AttSVM solution of the tokens with the
-    highest scores. That solution is not used: no start comes from `attention_svm`.
+    Theorem 1: W(R)/R converges to the direction of the max-margin solution, in the same norm, of
+    the tokens with the highest scores. No start comes from `attention_svm`.
 
     Searches on the sphere start from the negative gradient at W = 0 and random directions, and at
     later radii from the results at the previous one. Every radius has one more start: the minimiser
@@ -115,7 +115,8 @@ def regularization_path(
 
     Args:
         problem: with one head and labels +1 and -1.
-        geometry: a p-norm, 1 < p < inf; a number stands for `PNorm`.
+        geometry: a norm: `PNorm`, `Schatten` or `Grouped` with exponents from 1 to inf, or a smooth
+            norm of your own that has a `dual`. A number stands for `PNorm`.
         radii: increasing, (radii,), or (radii, ...) where each trial has its own.
         starts: the number of searches.
         seed: of the random directions, which are the same for all trials.
@@ -130,15 +131,14 @@ def regularization_path(
     >>> path.log_excess, path.tokens.squeeze(-1)
     (tensor([   -6.6054,   -46.8483, -4474.2629], dtype=torch.float64), tensor([0, 0, 0]))
     """
-    p = as_smooth_pnorm(geometry).p
-    flat = _flattened(check_problem(problem, plain=True))
+    shape = check_problem(problem, plain=True).weight_shape[-2:]
+    balls = Balls((ball(geometry, shape),))
+    norm, flat = balls.parts[0].of, _flattened(problem)
     starts, seed = check_integer("starts", starts, 1), check_seed(seed)
     radii = _check_radii("radii", radii, problem.trials).to(flat.X.device)
     scores = flat.scores()
     if bool((ExcessLoss(flat, scores).log_gap == -torch.inf).flatten(1).all(-1).any()):
         raise ValueError("problem has tokens of equal scores only: L does not depend on W")
-    shape = flat.weight_shape[-2:]
-    balls = Balls(p, (math.prod(shape),))
 
     def excess_of(count: int) -> Function:
         return _of_vectors(ExcessLoss(flat, scores.repeat_interleave(count, 0)), shape)
@@ -150,11 +150,11 @@ def regularization_path(
         return balls.minima_on_spheres(excess_of(points.shape[1]), points, radius, tol)
 
     gradient = flat.gradient(flat.X.new_zeros(flat.weight_shape))
-    downhill = -PNorm(p).inverse(gradient.normalized(dual_exponent(p)).flatten(1))
+    downhill = -gradient.steepest(norm).flatten(1)
     each = radii.reshape(len(radii), -1, 1)  # (radii, trials, 1)
-    soft = _soft_radii(flat, p)[:, :1]
+    soft = _soft_radii(flat.reach(norm)).unsqueeze(-1)
     W, values = minima_in_balls(search, excess_of, balls, downhill, starts, seed, each, soft)
-    return _path(problem, p, radii, W, values)
+    return _path(problem, norm, radii, W, values)
 
 
 def joint_regularization_path(
@@ -183,7 +183,7 @@ def joint_regularization_path(
             (radii,) or (radii, ...) where each trial has its own.
         starts, seed: as in `regularization_path`.
     """
-    p = as_smooth_pnorm(geometry).p
+    norm = as_smooth_pnorm(geometry)
     flat = _flattened(check_problem(problem, plain=True, head=True))
     starts, seed = check_integer("starts", starts, 1), check_seed(seed)
     if type(problem.loss_function) is not Logistic:
@@ -194,9 +194,10 @@ def joint_regularization_path(
         raise ValueError(f"head_radii must be {len(radii)} like radii, got {len(head_radii)}")
     shape, d = flat.weight_shape[-2:], flat.X.shape[-1]
     size = math.prod(shape)
-    balls = Balls(p, (size, d))
+    balls = Balls((ball(norm, shape), ball(norm, (d,))))
     both = torch.stack([radii, head_radii], -1).reshape(len(radii), -1, 2)  # (radii, trials, 2)
-    soft = _soft_radii(flat, p)
+    heads = norm.dual_norm(flat.X, -1).amax((-2, -1))  # |x' v| <= ||x||_q ||v||_p
+    soft = _soft_radii(torch.stack([flat.reach(norm), heads], -1))
 
     def log_loss_of(count: int) -> Function:
         def function(x: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
@@ -217,11 +218,11 @@ def joint_regularization_path(
             return value, gradient[:, size:]
 
         for _ in range(ROUNDS):
-            v, _ = Balls(p, (d,)).minima_on_spheres(of_head, v, radius[:, 1:], tol)
+            v, _ = Balls(balls.parts[1:]).minima_on_spheres(of_head, v, radius[:, 1:], tol)
             head = (radius[:, None, 1:] * v)[:, :, None, :, None]  # (trials, starts, 1, d, 1)
             scores = flat.y[:, None, :, None] * (flat.X.unsqueeze(1) @ head).squeeze(-1)
             excess = _of_vectors(ExcessLoss(flat, scores.flatten(0, 1)), shape)
-            W, _ = Balls(p, (size,)).minima_on_spheres(excess, W, radius[:, :1], tol)
+            W, _ = Balls(balls.parts[:1]).minima_on_spheres(excess, W, radius[:, :1], tol)
         points = torch.cat([W, v], -1)
         at = balls.scale(points, radius.unsqueeze(1)).flatten(0, 1)
         value, _ = function(at, torch.arange(len(at), device=at.device))
@@ -230,36 +231,30 @@ def joint_regularization_path(
     anywhere = flat.X.new_zeros(len(flat.X), size + d)
     points, values = minima_in_balls(search, log_loss_of, balls, anywhere, starts, seed, both, soft)
     W, v = points.split(balls.sizes, -1)
-    found = _path(problem, p, radii, W, values)
+    found = _path(problem, norm, radii, W, values)
     return replace(found, v=v.reshape(len(radii), *problem.v.shape), head_radii=head_radii)
 
 
 def _path(
-    problem: AttentionProblem, p: float, radii: Tensor, W: Tensor, values: Tensor
+    problem: AttentionProblem, norm: Norm, radii: Tensor, W: Tensor, values: Tensor
 ) -> RegularizationPath:
     """The result of W (radii, trials, d d) with the values (radii, starts, trials)."""
     W = W.reshape(len(radii), *problem.weight_shape)
     tokens = torch.stack([problem.select(w) for w in W])
     values = values.reshape(*values.shape[:2], *problem.trials)
     return RegularizationPath(
-        geometry=PNorm(p),
+        geometry=norm,
         radii=radii,
         W=W,
         log_excess=values[:, 0],
-        norms=lp_norm(W, p, (-2, -1)),
+        norms=norm.norm(W, (-2, -1)),
         tokens=tokens,
         all_log_excess=values,
     )
 
 
-def _soft_radii(flat: AttentionProblem, p: float) -> Tensor:
-    """The radii of W and of the head, (trials, 2), at which no logit and no score exceeds 1.
-
-    |x' W z| <= R ||x||_q ||z||_q, and |x' v| <= r ||x||_q.
-    """
-    q = dual_exponent(p)
-    x, z = lp_norm(flat.X, q, -1).amax(-1), lp_norm(flat.z, q, -1)  # (trials, n)
-    largest = torch.stack([(x * z).amax(-1), x.amax(-1)], -1)
+def _soft_radii(largest: Tensor) -> Tensor:
+    """The radii at which no logit and no score exceeds 1, from the largest ones at radius 1."""
     return 1 / largest.where(largest > 0, 1.0)
 
 

@@ -72,7 +72,7 @@ def run(settings: Settings) -> dict[str, torch.Tensor]:
             "normalized": quick_norm.T,
             "allowed": allowed.where(allowed.isfinite(), torch.nan).T,
             "axis": axis.where(axis.isfinite(), torch.nan).T,
-            "growth": log_growth(path) / unit,
+            "growth": log_growth(path.steps, path.norm) / unit,
             "power": fitted_slope(times, quick_norm[1:]),
             "flips": (signs[1:] * signs[:-1] < 0).any(0).sum((-2, -1)),
         }
