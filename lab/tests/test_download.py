@@ -49,65 +49,50 @@ def left_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_file_arrives_whole_and_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("left", "cuts", "ranges", "asked"),
+    [
+        (0, [], True, [None]),
+        (0, [100_000, 250_001, 7], True,
+         [None, "bytes=100000-", "bytes=350001-", "bytes=350008-"]),
+        (123_456, [], True, ["bytes=123456-"]),  # what an earlier process left
+        (0, [100_000], False, [None, "bytes=100000-"]),  # it sends all of it again
+    ],
+)  # fmt: skip
+def test_a_file_arrives_whole_however_often_the_connection_breaks(
+    tmp_path: Path, left: int, cuts: list[int], ranges: bool, asked: list[str | None]
+) -> None:
+    if left:
+        (tmp_path / "file.part").write_bytes(CONTENT[:left])
     with serving(FileServer(CONTENT)) as server:
-        path = get(server, tmp_path / "file")
-    assert path.read_bytes() == CONTENT
-    assert left_in(tmp_path) == ["file"]
-    assert server.asked == [None]
-
-
-def test_cut_connections_are_resumed_where_they_broke(tmp_path: Path) -> None:
-    with serving(FileServer(CONTENT)) as server:
-        server.cuts = [100_000, 250_001, 7]
+        server.cuts, server.ranges = cuts, ranges
         path = get(server, tmp_path / "file", attempts=1)
-    assert path.read_bytes() == CONTENT
-    assert server.asked == [None, "bytes=100000-", "bytes=350001-", "bytes=350008-"]
+    assert path.read_bytes() == CONTENT and left_in(tmp_path) == ["file"]
+    assert server.asked == asked
 
 
-def test_what_an_earlier_process_left_is_used(tmp_path: Path) -> None:
-    (tmp_path / "file.part").write_bytes(CONTENT[:123_456])
-    with serving(FileServer(CONTENT)) as server:
-        path = get(server, tmp_path / "file")
-    assert path.read_bytes() == CONTENT
-    assert server.asked == ["bytes=123456-"]
-
-
-def test_a_server_without_ranges_sends_it_all_again(tmp_path: Path) -> None:
-    with serving(FileServer(CONTENT)) as server:
-        server.ranges, server.cuts = False, [100_000]
-        path = get(server, tmp_path / "file")
-    assert path.read_bytes() == CONTENT
-
-
-def test_wrong_checksum_keeps_nothing(tmp_path: Path) -> None:
-    with serving(FileServer(CONTENT)) as server, pytest.raises(DataError, match="SHA-256"):
-        get(server, tmp_path / "file", sha256="0" * 64)
-    assert left_in(tmp_path) == []
-
-
-def test_a_spoilt_part_is_found_out_and_dropped(tmp_path: Path) -> None:
-    (tmp_path / "file.part").write_bytes(b"x" * 1000)
-    with serving(FileServer(CONTENT)) as server:
-        with pytest.raises(DataError, match="SHA-256"):
-            get(server, tmp_path / "file")
-        assert get(server, tmp_path / "file").read_bytes() == CONTENT
-
-
-def test_too_much_is_an_error(tmp_path: Path) -> None:
-    with serving(FileServer(CONTENT)) as server, pytest.raises(DataError, match="more than"):
-        get(server, tmp_path / "file", size=1000)
-    assert not (tmp_path / "file").exists()
-
-
-@pytest.mark.parametrize(("status", "requests"), [(404, 1), (503, 3)])
-def test_refusals_are_told(tmp_path: Path, status: int, requests: int) -> None:
+@pytest.mark.parametrize(
+    ("options", "status", "part", "says", "requests", "kept"),
+    [
+        ({"sha256": "0" * 64}, 200, b"", "SHA-256", 1, []),
+        ({}, 200, b"x" * 1000, "SHA-256", 1, []),
+        ({"size": 1000}, 200, b"", "more than", 1, ["file.part"]),
+        ({"attempts": 3}, 404, b"", "the server says 404", 1, ["file.part"]),
+        ({"attempts": 3}, 503, b"", "the server says 503", 3, ["file.part"]),
+    ],
+)
+def test_what_is_not_the_file_never_gets_its_name(
+    tmp_path: Path, options: dict[str, object], status: int, part: bytes, says: str,
+    requests: int, kept: list[str],
+) -> None:  # fmt: skip
+    (tmp_path / "file.part").write_bytes(part)
     with serving(FileServer(CONTENT)) as server:
         server.status = status
-        with pytest.raises(DataError, match=f"the server says {status}"):
-            get(server, tmp_path / "file", attempts=3)
-    assert len(server.asked) == requests
-    assert not (tmp_path / "file").exists()
+        with pytest.raises(DataError, match=says):
+            get(server, tmp_path / "file", **options)
+        assert left_in(tmp_path) == kept and len(server.asked) == requests
+        server.status = 200
+        assert get(server, tmp_path / "file").read_bytes() == CONTENT
 
 
 def test_no_server_is_told(tmp_path: Path) -> None:
@@ -249,6 +234,15 @@ def test_the_root_is_argument_then_variable_then_cache(
     assert data_root() == tmp_path / "c" / "mirrorhead" / "data"
 
 
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    make_text_run(folder / "text")
+    make_vit_run(folder / "vit")
+    make_text_sweep(folder / "sweep")
+    return folder
+
+
 @pytest.mark.parametrize(
     ("line", "sets"),
     [
@@ -267,13 +261,10 @@ def test_the_root_is_argument_then_variable_then_cache(
     ],
 )
 def test_missing_data_are_named_at_once_with_what_to_type(
-    line: str, sets: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    line: str, sets: str, runs: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
-    make_text_run(tmp_path / "text")
-    make_vit_run(tmp_path / "vit")
-    make_text_sweep(tmp_path / "sweep")
+    monkeypatch.chdir(runs)
     assert main([*line.split(), "--data", "my data"]) == 2
     told = capsys.readouterr().err
     assert told.startswith("mirrorhead: ") and told.count("\n") == 1
@@ -281,7 +272,7 @@ def test_missing_data_are_named_at_once_with_what_to_type(
     name, *words = shlex.split(typed)
     *words, data = words
     assert words == ["download", *sets.split(), "--data"]
-    assert Path(data).resolve() == tmp_path / "my data"
+    assert Path(data).resolve() == runs / "my data"
     assert "--download" in told and "MIRRORHEAD_DATA" in told
     assert isinstance(parse(COMMANDS, name, None, [*words, data]), Download)
 
