@@ -19,6 +19,7 @@ Laptop: a step of the preset `laptop` by each optimizer of the IMDb study.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 import os
@@ -40,9 +41,9 @@ from mirrorhead import MirrorDescent
 from mirrorhead_lab.datasets import Texts, encode, load_imdb, load_tokenizer
 from mirrorhead_lab.datasets.batches import POOL, even_batches, pieces
 from mirrorhead_lab.models import TextClassifier, TextSettings
+from mirrorhead_lab.studies.imdb import METHODS
 from mirrorhead_lab.training import build_optimizer, preset
 from mirrorhead_lab.training.classification import TOKENS_AT_ONCE
-from mirrorhead_lab.training.presets import COMPARISONS
 
 P, LR = 1.1, 1e-4
 PARTS = ("batch", "encoding", "laptop")
@@ -212,11 +213,12 @@ def laptop_table(count: int = POOL) -> None:
     labels = torch.arange(32) % 2
     print("\n| preset `laptop` | CPU ms a step | of it the optimizer | CPU s an epoch |")
     print("| --- | --- | --- | --- |")
-    for name, rules in COMPARISONS["imdb"].candidates.items():
-        chosen = preset("laptop", rules[1])
+    for name, method in METHODS.items():
+        rule = dataclasses.replace(method.how, **method.settings[1])
+        chosen = preset("laptop", rule)
         torch.manual_seed(0)
         model = chosen.build().train()
-        optimizer = build_optimizer(model, rules[1], chosen.training.fused)
+        optimizer = build_optimizer(model, rule, chosen.training.fused)
         step = mirror = 0.0
         for i, ids in enumerate([*batches[:2], *batches]):  # the first two to warm up
             began = time.process_time()

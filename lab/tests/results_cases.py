@@ -1,6 +1,6 @@
-"""Made-up results of real-data studies, true to the schema and to nothing else.
+"""Made-up runs of studies, true to the schema and to nothing else.
 
-A rival has levels, around which its runs scatter by the seed:
+The runs of a classifier have levels, around which they scatter by the seed:
 
     accuracy   on test data; pruning takes `falls` of it at 90 %, less before and more after
     large, sparsity, selection, entropy   of the measures of that kind
@@ -8,26 +8,28 @@ A rival has levels, around which its runs scatter by the seed:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
+from mirrorhead_lab import studies
+from mirrorhead_lab.evaluation.results import Classified, Measures
+from mirrorhead_lab.runtime.json_files import from_plain
 from mirrorhead_lab.studies import language_model
 from mirrorhead_lab.studies.engine import append_row
 from mirrorhead_lab.studies.study import Row, Rows, Study, Trial
-from mirrorhead_lab.training.presets import COMPARISONS
 
 DRAWN = 0.001  # the standard deviation of what scatters
 
 
 @dataclass(frozen=True)
 class Level:
-    """Where a rival's runs are."""
+    """Where the runs of a method are."""
 
     accuracy: float = 0.85
     falls: float = 0.05
@@ -37,52 +39,38 @@ class Level:
     entropy: float = 0.9
 
 
-def made_up(study: str, levels: Mapping[str, Level] = MappingProxyType({})) -> dict[str, Any]:
-    """The content of a file; levels by the rival's name, all others at the default."""
-    rng = np.random.default_rng(0)
-    asked = COMPARISONS[study]
-    rivals = []
-    for name, rules in asked.candidates.items():
-        level = levels.get(name, Level())
-        tried = [
-            {"lr": rule.lr, "diverged": False, "validation_accuracy": 0.86, "best_epoch": 4}
-            for rule in rules
-        ]
-        tried[-1] |= {"diverged": True, "validation_accuracy": None, "best_epoch": None}
-        runs = [_run(seed, level, rng, texts=study != "cifar10") for seed in asked.seeds]
-        rivals.append({"name": name, "chosen": asdict(rules[1]), "tried": tried, "runs": runs})
-    content: dict[str, Any] = {
-        "study": study, "preset": asked.preset, "epochs": 5, "batch_size": 32,
-        "rule": "4 learning rates for each rival; <validation> chooses",
-        "command": f"mirrorhead sweep {study}",
-        "sizes": {"train": 20185, "validation": 2242, "test": 25000},
-        "rivals": rivals,
-    }  # fmt: skip
-    if study == "imdb-to-the-end":
-        for rival in rivals:
-            for run in rival["runs"]:
-                run["train_accuracy"] = 0.996
-                run["measures"]["milestones"] = _milestones(run["test_accuracy"], rng)
-    if study != "cifar10":
-        content["baselines"] = {
-            "random": {
-                "eraser": {"val": _rationales(0.1, rng), "test": _rationales(0.2, rng)},
-                "cad": {"dev": _edits(0.1, rng), "test": _edits(0.15, rng)},
-            }
-        }
-    return content
+def made_up(name: str, levels: Mapping[str, Level] = MappingProxyType({})) -> Rows[Classified]:
+    """All runs of a study of classifiers; levels by the method's name, all others at the default.
+
+    Tuning chooses the second rate, and the last diverges.
+    """
+    study, rng = studies.load(name), np.random.default_rng(0)
+
+    def measure(trial: Trial) -> Classified:
+        place = study.methods[trial.method].settings.index(trial.setting)
+        if trial.final:
+            level = levels.get(trial.method, Level())
+            return _final(level, rng, texts=name != "cifar10", to_the_end="end" in name)
+        if place == len(study.methods[trial.method].settings) - 1:
+            return Classified()
+        return Classified(best_epoch=4, train=0.9, validation=0.86 if place == 1 else 0.85)
+
+    return filled(study, measure)
 
 
-def write(folder: Path, content: dict[str, Any]) -> Path:
-    """Write a file of results where it belongs."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{content['study']}.json"
-    path.write_text(json.dumps(content))
-    return path
+def edited(
+    rows: Rows[Any], method: str, change: Callable[[int, Any], Any], only: int | None = None
+) -> Rows[Any]:
+    """The rows with other measures in the final runs of a method, or in that of one seed."""
+    found = dict(rows.by_trial)
+    for trial, row in found.items():
+        if trial.final and trial.method == method and only in (None, trial.seed):
+            found[trial] = structs.replace(row, measured=change(trial.seed, row.measured))
+    return Rows(rows.study, found, folder=rows.folder)
 
 
-def _run(seed: int, level: Level, rng: np.random.Generator, *, texts: bool) -> dict[str, Any]:
-    falls = {"0.5": 0.1, "0.8": 0.5, "0.9": 1.0, "0.95": 2.0}
+def _final(level: Level, rng: np.random.Generator, *, texts: bool, to_the_end: bool) -> Classified:
+    falls = {0.5: 0.1, 0.8: 0.5, 0.9: 1.0, 0.95: 2.0}
     measures: dict[str, Any] = {
         "weights": {kind: _weights(level, rng) for kind in ("key", "query", "value")},
         "pruned": {s: _near(level.accuracy - f * level.falls, rng) for s, f in falls.items()},
@@ -92,26 +80,26 @@ def _run(seed: int, level: Level, rng: np.random.Generator, *, texts: bool) -> d
         },
     }
     if texts:
-        score = level.selection
-        measures["eraser"] = {
-            split: {"attention": _rationales(score, rng), "gradient": _rationales(0.25, rng)}
-            for split in ("val", "test")
-        }
-        measures["cad"] = {
-            split: {"attention": _edits(score, rng), "gradient": _edits(0.25, rng)}
-            for split in ("dev", "test")
-        }
-    return {
-        "seed": seed, "best_epoch": int(rng.integers(3, 6)),
-        "train_accuracy": 0.9, "validation_accuracy": 0.86,
-        "test_accuracy": _near(level.accuracy, rng), "measures": measures,
-        "diverged": False, "seconds_per_epoch": 20.0 + seed,
-    }  # fmt: skip
+        scorers = {"attention": level.selection, "gradient": 0.25, "random": 0.1}
+        for part, splits, make in (
+            ("eraser", ("val", "test"), _rationales),
+            ("cad", ("dev", "test"), _edits),
+        ):
+            measures[part] = {
+                split: {name: make(at, rng) for name, at in scorers.items()} for split in splits
+            }
+    test = _near(level.accuracy, rng)
+    if to_the_end:
+        measures["milestones"] = _milestones(test, rng)
+    return Classified(
+        best_epoch=int(rng.integers(3, 6)), train=0.996 if to_the_end else 0.9, validation=0.86,
+        test=test, measures=from_plain(measures, Measures, "made up"), seconds_per_epoch=20.0,
+    )  # fmt: skip
 
 
-def _milestones(accuracy: float, rng: np.random.Generator) -> dict[str, Any]:
+def _milestones(accuracy: float, rng: np.random.Generator) -> dict[float, Any]:
     return {
-        str(share): {
+        share: {
             "epoch": epoch,
             "train_accuracy": share,
             "test_accuracy": _near(accuracy + 0.01 * (5 - epoch), rng),

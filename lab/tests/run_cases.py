@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,22 +35,6 @@ def make_text_run(folder: Path, *, seed: int = 0, layers: int = 1, max_length: i
         embedding_norm=True,
     )
     return _make(folder, "laptop", seed, model=model)
-
-
-def make_text_sweep(root: Path) -> Path:
-    """A record written by hand of two runs that were not trained, and of one that diverged."""
-    finals = []
-    for seed in (0, 1):
-        make_text_run(root / f"run{seed}", seed=seed)
-        about = {"best_epoch": 1, "train_accuracy": 0.5, "validation_accuracy": 0.5}
-        about |= {"run": f"run{seed}", "seed": seed, "diverged": False, "test_accuracy": 0.5}
-        finals.append(about)
-    finals.append({"run": "gone", "seed": 2, "diverged": True})
-    tuned = [{"name": "SGD", "chosen": {"name": "sgd", "lr": 0.1}, "tried": [], "final": finals}]
-    asked = {"preset": "laptop", "epochs": None, "seeds": [0], "rivals": {}}
-    record = {"asked": asked, "rule": "none", "tuned": tuned}
-    (root / "sweep-0.json").write_text(json.dumps(record))
-    return root
 
 
 def make_vit_run(folder: Path, *, seed: int = 0) -> Path:

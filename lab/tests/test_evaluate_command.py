@@ -1,4 +1,4 @@
-"""`mirrorhead evaluate` and `mirrorhead collect`, on slices that the tests make."""
+"""`mirrorhead evaluate`, and its runs in the report, on slices that the tests make."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mirrorhead_lab.cli.main import main
+from mirrorhead_lab.report.single_runs import single_runs
 from run_cases import make_slices, make_text_run, make_vit_run
 
 
@@ -56,8 +57,6 @@ def test_parts_are_chosen(slices: Path, capsys: Any) -> None:
         ("evaluate vit --on cad", "for a run on cifar10, got cad"),
         ("evaluate text --on cad --data nowhere", "cad, bert: there are no folders cad-imdb, "),
         ("evaluate text", "The folder is not complete"),
-        ("collect nothing --out x.json", "has no sweep-"),
-        ("collect text --out x.json --jobs 0", "--jobs must be at least 1, got 0"),
     ],
 )
 def test_wrong_use_is_told(slices: Path, capsys: Any, line: str, says: str) -> None:
@@ -66,19 +65,27 @@ def test_wrong_use_is_told(slices: Path, capsys: Any, line: str, says: str) -> N
     assert main(line.split()) == 2
     told = capsys.readouterr().err
     assert says in told and told.startswith("mirrorhead: ") and told.count("\n") == 1
-    assert not list(Path().glob("*/measures.json")) and not Path("x.json").exists()
+    assert not list(Path().glob("*/measures.json"))
 
 
-def test_a_sweep_is_collected(slices: Path, capsys: Any) -> None:
-    make_vit_run(Path("runs/a"))
-    scores = dict.fromkeys(("train_accuracy", "validation_accuracy", "test_accuracy"), 0.1)
-    final = [{"run": "a", "seed": 0, "diverged": False, "best_epoch": 1, **scores}]
-    tuned = [{"name": "SGD", "chosen": {"name": "sgd", "lr": 0.1}, "tried": [], "final": final}]
-    asked = {"preset": "laptop-vit", "epochs": 1, "seeds": [0], "rivals": {}}
-    record = {"asked": asked, "rule": "none", "tuned": tuned}
-    Path("runs/sweep-1.json").write_text(json.dumps(record))
-    Path("results").mkdir()
-    assert main(["collect", "runs", "--out", "results/cifar10.json", "--partial"]) == 0
-    assert capsys.readouterr().out == "results of 1 runs: results/cifar10.json\n"
-    found = json.loads(Path("results/cifar10.json").read_text())
-    assert found["rivals"][0]["runs"][0]["measures"]["weights"]["key"]["large"] > 0
+@pytest.mark.slow
+@pytest.mark.parametrize("data", ["cifar10", "imdb"])
+def test_a_single_run_is_trained_evaluated_and_in_the_report(slices: Path, data: str) -> None:
+    line = f"train {data} --optimizer sgd --lr 0.01 --momentum 0.9 --epochs 1 --partial"
+    assert main([*line.split(), "--out", "runs/one"]) == 0
+    assert main(["evaluate", "runs/one", "--partial", "--on", "weights"]) == 0
+    assert single_runs(Path("runs")) is None  # not all parts are measured yet
+    assert main(["evaluate", "runs/one", "--partial"]) == 0
+    part = single_runs(Path("runs"))
+    assert part is not None
+    cells = {k: c.text for k, c in zip(part.tables[0].columns, part.tables[0].rows[0], strict=True)}
+    test = json.loads(Path("runs/one/test.json").read_text())
+    assert (cells["Run"], cells["Data"]) == ("one", data)
+    assert (cells["Optimizer"], cells["lr"]) == ("sgd momentum=0.9", "0.01")
+    assert cells["Test %"] == f"{100 * test['accuracy']:.2f}" and cells["Epoch"] == "1"
+    measures = json.loads(Path("runs/one/measures.json").read_text())["measures"]
+    assert cells["Entropy"] == f"{measures['entropy']['mean']:.3f}"
+    assert (cells["ERASER val AUPRC"] != "–") == (data == "imdb")
+    assert main(["report", "--out", "out", "--results", "none"]) == 0
+    page = Path("out/report.html").read_text("utf-8")
+    assert "Single runs" in page and "sgd momentum=0.9" in page

@@ -27,7 +27,7 @@ from mirrorhead_lab.studies import language_model
 from mirrorhead_lab.studies.study import Row, Rows
 from mirrorhead_lab.training.checkpoints import checkpoints
 from patch_cases import sharded_folder, small_state, tuned_from
-from results_cases import losses, made_up, write, write_rows
+from results_cases import losses, made_up, write_rows
 from run_cases import make_slices, make_text_run
 from tiny_bert import tiny_bert, toy_texts
 
@@ -103,13 +103,6 @@ COMMANDS = {
         r"run/measures\.json",
         printed,
     ),
-    "collect": Command(
-        "collect sweep --out collected.json --partial --data data",
-        ("sweep/sweep-RECORD.json", "sweep/RUN/preset.json", "sweep/RUN/best.safetensors",
-         "sweep/RUN/measures.json", "sweep/RUN/result.json"),
-        r"collected\.json|sweep/\w+/measures\.json",
-        lambda _: Path("collected.json").read_bytes(),
-    ),
     "attention": Command(
         "attention text dull --partial --data data",
         ("text/preset.json", "text/best.safetensors"),
@@ -136,7 +129,7 @@ COMMANDS = {
     ),
     "report": Command(
         "report --out out --results results --runs evaluated",
-        ("results/imdb.json", "results/language-model.jsonl"),
+        ("results/imdb.jsonl", "results/language-model.jsonl"),
         "out.*",
         lambda _: Path("out/report.html").stat().st_size > 10_000,
     ),
@@ -147,14 +140,13 @@ COMMANDS = {
         verdicts,
     ),
     "reproduce with real data": Command(
-        f"{REPRODUCE} --results results", ("results/imdb.json",), r"toy-out/report\.html", verdicts
+        f"{REPRODUCE} --results results", ("results/imdb.jsonl",), r"toy-out/report\.html", verdicts
     ),
     "sweep": Command(
         SWEEP,
-        ("sweep/sweep-RECORD.json", "sweep/RUN/preset.json", "sweep/RUN/best.safetensors",
-         "sweep/RUN/result.json", "sweep/RUN/settings.json", "sweep/RUN/test.json"),
-        r"sweep/(sweep-\w+\.json|\w+/(\w+\.json|best\.safetensors|log\.jsonl|checkpoints.*))",
-        lambda out: re.findall(r"(?:validation|sgd).*\d", out.replace(" (done before)", "")),
+        ("sweep/RECORD",),
+        r"sweep/.*",
+        lambda out: re.findall(r"^. sgd .*\d", out, re.M),
     ),
     "patch make": Command(
         "patch make base tuned --keep 0.1 -o made.safetensors",
@@ -265,7 +257,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("world")
     make_slices(root / "data")
     make_text_run(root / "text")
-    write(root / "results", made_up("imdb"))
+    write_rows(root / "results", made_up("imdb"))
     begun = language_model.STUDY.tuning_trials("AdamW")
     rows = {trial: Row(trial, losses(trial), 1.0) for trial in begun}
     write_rows(root / "results", Rows(language_model.STUDY, rows))
@@ -284,7 +276,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f"{TRAIN} --out run",
         COMMANDS["evaluate"].line,
         SWEEP,
-        COMMANDS["collect"].line,
         "tune own.csv --base bert --out labels --epochs 1 --texts 32 --keep 0.1",
         "patch apply bert labels/patch.safetensors -o TUNED",
     )
@@ -293,7 +284,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setenv("MIRRORHEAD_CACHE", str(root / "cache"))
         for line in lines:
             assert main(shlex.split(line)) == 0
-    (root / "collected.json").unlink()
     shutil.move(root / "labels" / "patch.safetensors", root / "labels.safetensors")
     shutil.rmtree(root / "labels")
     shutil.copytree(root / "run", root / "stopped")
@@ -372,9 +362,7 @@ def resolved(name: str) -> Path:
     if "CHUNK" in name:
         return min(Path(name).parent.glob("*.npz"))
     if "RECORD" in name:
-        return next(Path("sweep").glob("sweep-*.json"))
-    if "RUN" in name:
-        name = name.replace("RUN", next(Path("sweep").glob("*/preset.json")).parent.name)
+        return next(Path("sweep").glob("*.jsonl"))
     return Path(name)
 
 

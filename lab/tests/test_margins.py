@@ -17,22 +17,15 @@ import mirrorhead as mh
 from mirrorhead_lab.cli.main import main
 from mirrorhead_lab.evaluation.head_margins import (
     Batch,
-    CheckpointMargins,
-    HeadMargins,
     ModelMargins,
-    Nearness,
     head_margins,
-    load_margins,
     measure_heads,
 )
-from mirrorhead_lab.evaluation.model_margins import MarginSettings, measure_sweep
 from mirrorhead_lab.models import TextClassifier, TextSettings, all_rows, attention_maps
 from mirrorhead_lab.models.attention_maps import LayerHeads, read_heads
-from mirrorhead_lab.report.real_data.margins import findings, margins_part
 from mirrorhead_lab.runtime.errors import UserError
-from mirrorhead_lab.runtime.jobs import slurm
 from mirrorhead_lab.training.run_folder import milestone_path
-from run_cases import make_slices, make_text_run, make_text_sweep, make_vit_run
+from run_cases import make_slices, make_text_run, make_vit_run
 from tiny_bert import tiny_bert
 
 IDS = torch.tensor([[2, 5, 6, 7, 3], [2, 7, 9, 3, 0], [2, 4, 8, 8, 3]])
@@ -216,43 +209,6 @@ def test_a_run_is_measured_along_its_milestones(here: Path, capsys: Any) -> None
 
 
 @pytest.mark.slow
-def test_a_sweep_is_measured_into_files_and_resumes(here: Path, capsys: Any) -> None:
-    make_text_sweep(here / "sweep")
-    again = ("sweep", "--out", "margins", "--jobs", "1")
-    assert command(*again) == 0
-    assert "margins of 2 runs: margins" in capsys.readouterr().out
-    names = ["imdb-SGD-seed0.json", "imdb-SGD-seed1.json"]
-    assert sorted(path.name for path in Path("margins").iterdir()) == names
-    assert command("sweep/run1", "--json") == 0
-    alone = msgspec.json.decode(capsys.readouterr().out, type=ModelMargins)
-    Path("margins/.mirrorhead-tmp-abcdefgh-imdb-SGD-seed1.json").write_text("{")  # of a kill
-    assert load_margins(Path("margins"))[1] == alone and alone.seed == 1
-    Path("margins/.mirrorhead-tmp-abcdefgh-imdb-SGD-seed1.json").unlink()
-    # What is there is kept; what is missing is made, by other processes too.
-    Path("margins/imdb-SGD-seed1.json").unlink()
-    (here / "sweep/run0").rename(here / "elsewhere")
-    assert command("sweep", "--out", "margins", "--jobs", "2") == 0
-    assert load_margins(Path("margins"))[1] == alone
-    # Other settings do not mix with those of before.
-    assert main(["margins", *again, "--n", "3", "--partial"]) == 2
-    assert "imdb-SGD-seed0.json was measured on another run" in capsys.readouterr().err
-    # A run that fails is named, and the other is kept.
-    for path in Path("margins").iterdir():
-        path.unlink()
-    assert command(*again) != 0
-    assert "imdb-SGD-seed0: " in capsys.readouterr().err
-    assert [path.name for path in Path("margins").iterdir()] == names[1:]
-
-
-@pytest.mark.slow
-def test_jobs_of_submitit_measure_a_sweep(here: Path) -> None:
-    settings = MarginSettings(p=(2.0,), n=4, tokens=8, partial=True)
-    sweep, jobs = make_text_sweep(here / "sweep"), slurm(here / "jobs", "local")
-    found = measure_sweep(sweep, here / "margins", settings, jobs)
-    assert load_margins(here / "margins") == found and len(found) == 2
-
-
-@pytest.mark.slow
 def test_a_hugging_face_folder_is_measured(here: Path, capsys: Any) -> None:
     tiny_bert(here / "bert")
     (here / "texts.txt").write_text("good film\n\nthe plot a bad cast\ndull\nfine a film the\n")
@@ -285,8 +241,6 @@ def test_a_model_of_half_precision_is_read_in_float32(here: Path, capsys: Any) -
     ("words", "says"),
     [
         (["nothing"], "nothing does not exist"),
-        (["run", "--out", "margins"], "--out, --backend, --address and --jobs are for sweeps"),
-        (["sweep", "--jobs", "0"], "--jobs must be at least 1"),
         (["one.txt"], "one.txt"),
         (["data"], "neither preset.json"),
         (["vit"], "a run on cifar10, which has no texts"),
@@ -301,115 +255,9 @@ def test_a_model_of_half_precision_is_read_in_float32(here: Path, capsys: Any) -
 def test_wrong_use_is_one_line(here: Path, capsys: Any, words: list[str], says: str) -> None:
     make_text_run(here / "run")
     make_vit_run(here / "vit")
-    make_text_sweep(here / "sweep")
     (here / "one.txt").write_text("a film")
     (here / "broken").mkdir()
     (here / "broken" / "config.json").write_text('{"model_type": "none such"}')
     assert main(["margins", *words, "--partial"]) == 2
     error = capsys.readouterr().err
     assert says in error and error.count("\n") == 1
-
-
-def made_up_run(q: float, seed: int, near: float, rise: float) -> ModelMargins:
-    """A run of two heads; `near` is its divergence from its own solution, others are at .5."""
-
-    def at(name: str, epoch: int, share: float) -> CheckpointMargins:
-        heads = tuple(
-            HeadMargins(
-                0, head, 0.3,
-                tuple(
-                    Nearness(p, "optimal", 1e-9, share + 1e-3 * seed, near if p == q else 0.5)
-                    for p in (1.1, 2.0, 3.0)
-                ),
-            )
-            for head in range(2)
-        )  # fmt: skip
-        return CheckpointMargins(name, heads, epoch, 0.99 if epoch else None)
-
-    share = 0.1 + 1e-4 * seed
-    along = (at("before", 0, share), at("first", 1, share), at("end", 9, share + rise))
-    return ModelMargins(f"{q}-{seed}", 8, 8, None, along, f"mirror-descent p={q}", 0.1, q, seed)
-
-
-@pytest.mark.parametrize(
-    ("near", "rise", "words"),
-    [
-        (0.1, 0.1, ["holds", "holds"]),
-        (0.6, 0.1, ["does not hold", "holds"]),
-        (0.1, -0.05, ["holds", "does not hold"]),
-        (0.5, 0.0, ["not decided", "not decided"]),
-    ],
-)
-def test_the_verdicts_on_heads_can_come_out_each_way(
-    near: float, rise: float, words: list[str]
-) -> None:
-    found = [
-        made_up_run(q, seed, near + 1e-3 * seed, rise) for q in (1.1, 2.0, 3.0) for seed in range(3)
-    ]
-    assert [finding.word for finding in findings(found)] == words
-    part = margins_part(found)
-    assert len(part.figures) == 1 and len(part.tables[0].rows) == 3
-
-
-def test_a_pretrained_model_alone_is_a_row_without_a_verdict() -> None:
-    head = HeadMargins(0, 0, 0.3, (Nearness(2.0, "optimal", 1e-9, 0.1, 0.9),))
-    lost = HeadMargins(0, 1, 0.3, (Nearness(2.0, "infeasible"),))
-    model = ModelMargins("minilm", 8, 8, None, (CheckpointMargins("as it is", (head, lost)),))
-    part = margins_part([model])
-    assert [finding.word for finding in part.findings] == ["not finished"] * 2
-    assert part.figures == () and part.tables[0].rows[0][-1].text == "1 of 2"
-
-
-def made_up_runs() -> list[ModelMargins]:
-    return [made_up_run(q, seed, 0.1 + 1e-3 * seed, 0.1) for q in (1.1, 2.0) for seed in range(3)]
-
-
-def test_a_model_measured_with_one_exponent_hides_no_other() -> None:
-    head = HeadMargins(0, 0, 0.3, (Nearness(2.0, "optimal", 1e-9, 0.1, 0.9),))
-    model = ModelMargins("minilm", 8, 8, None, (CheckpointMargins("as it is", (head,)),))
-    (table,) = margins_part([*made_up_runs(), model]).tables
-    assert [c for c in table.columns if c.startswith("D")] == ["D p=1.1", "D p=2", "D p=3"]
-    assert table.rows[-1][table.columns.index("D p=1.1")].text == "–"
-    assert table.rows[-1][table.columns.index("D p=2")].text == "0.900"
-
-
-def test_growth_is_judged_within_each_run() -> None:
-    """Runs differ by more than they grow, and each of them grows."""
-    grown = [
-        made_up_run(q, seed, 0.1, 0.001 + 1e-5 * seed) for q in (1.1, 2.0) for seed in range(3)
-    ]
-    assert findings(grown)[1].word == "holds"
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"texts": 9}, "not measured on the same texts"),
-        ({"text_seed": 1}, "not measured on the same texts"),
-        ({"lr": 0.3}, "q = 1.1 differ in more than the seed"),
-        ({"seed": 1}, "q = 1.1 differ in more than the seed, or have one twice"),
-        ({"checkpoints": "unfinished"}, "had not finished"),
-        ({"checkpoints": "unsolved"}, "no head has a solution for p = 1.1"),
-    ],
-)
-def test_runs_that_cannot_be_compared_are_named(change: dict[str, Any], says: str) -> None:
-    first, *others = made_up_runs()
-    end = first.last
-    heads = tuple(
-        msgspec.structs.replace(h, by_p=(Nearness(1.1, "unfinished"),)) for h in end.heads
-    )
-    ends = {
-        "unfinished": msgspec.structs.replace(end, train_accuracy=None),
-        "unsolved": msgspec.structs.replace(end, heads=heads),
-    }
-    if "checkpoints" in change:
-        change = {"checkpoints": (*first.checkpoints[:-1], ends[change["checkpoints"]])}
-    found = [msgspec.structs.replace(first, **change), *others]
-    assert all(says in finding.failure for finding in findings(found))
-    assert margins_part(found).tables[0].rows  # what there is, is shown
-
-
-def test_growth_needs_the_weights_along_the_run() -> None:
-    found = [msgspec.structs.replace(run, checkpoints=(run.last,)) for run in made_up_runs()]
-    nearest, rises = findings(found)
-    assert nearest.verdict and "with --last" in rises.failure

@@ -12,19 +12,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from data_slices import make_cifar10
 from mirrorhead_lab.datasets import DataError
 from mirrorhead_lab.evaluation import (
     EvaluationData,
     average_precision,
-    collect,
     gini,
     hoyer,
-    load_results,
     measure,
 )
 from mirrorhead_lab.evaluation import measures as module
-from mirrorhead_lab.evaluation.sweep_results import write_run_results
+from mirrorhead_lab.evaluation.measures import kept_measures
 from mirrorhead_lab.models import TextSettings, attention_maps
 from mirrorhead_lab.runtime.errors import UserError
 from mirrorhead_lab.training import (
@@ -35,10 +32,9 @@ from mirrorhead_lab.training import (
     load_run,
     load_sets,
     preset,
-    sweep,
 )
 from mirrorhead_lab.training.run_folder import milestone_path
-from run_cases import make_slices, make_text_run, make_text_sweep, make_vit_run
+from run_cases import make_slices, make_text_run, make_vit_run
 
 TEXT_PARTS = ["test", "weights", "pruned", "entropy", "eraser", "cad"]
 
@@ -76,12 +72,8 @@ def test_accuracy_along_training_is_that_of_the_kept_weights(slices: Path, tmp_p
         assert of["train_accuracy"] == reached[of["epoch"] - 1]
         model.load_state_dict(load_file(milestone_path(tmp_path / "run", float(share))))
         assert of["test_accuracy"] == evaluate(model, sets.test)["accuracy"]
-    run = load_run(tmp_path / "run")
-    path = write_run_results(run, found, slices, partial=True)
-    assert path is not None
-    stored = load_results(path).optimizers[0].runs[0]
-    assert stored.best_epoch == 4
-    assert stored.measures.milestones[0.0].epoch == 1
+    kept = kept_measures(tmp_path / "run", load_run(tmp_path / "run").preset)
+    assert kept is not None and kept.milestones[0.0].epoch == 1
 
 
 @pytest.mark.slow
@@ -211,89 +203,3 @@ def test_bad_requests_are_refused_before_anything_is_computed(slices: Path, tmp_
     with pytest.raises(DataError, match="eraser, bert: there are no folders"):
         measured(text, tmp_path / "nowhere", "weights", "eraser", told=told)
     assert told == [] and not (text / "measures.json").exists()
-
-
-# --- a sweep's results ----------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_sweep_is_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    data = tmp_path / "data"
-    make_cifar10(data, per_file=12)
-    rules = [OptimizerSettings("adamw", lr=lr) for lr in (1e-4, 1e-3)]
-    lost = [OptimizerSettings("sgd", lr=lr) for lr in (1e30, 1e31)]
-    root = tmp_path / "runs"
-    (adamw, sgd) = sweep(
-        "laptop-vit", {"AdamW": rules, "lost": lost}, root, seeds=(0, 1), epochs=1, data=data,
-        partial=True,
-    )  # fmt: skip
-    results = collect(root, "results/cifar10.json", data=data, partial=True)
-    assert load_results(Path("results/cifar10.json")) == results
-    found = json.loads(Path("results/cifar10.json").read_text())
-    assert {key: found[key] for key in ("study", "preset", "epochs", "batch_size", "command")} == {
-        "study": "cifar10",
-        "preset": "laptop-vit",
-        "epochs": 1,
-        "batch_size": 50,
-        "command": "mirrorhead sweep cifar10 --candidate ... --seeds 0 1 --epochs 1",
-    }
-    assert found["sizes"] == {"train": 30, "validation": 30, "test": 12}
-    assert "validation accuracy chooses" in found["rule"] and "baselines" not in found
-    one, two = found["rivals"]
-    assert adamw.chosen is not None and one["chosen"]["lr"] == adamw.chosen.lr
-    assert [run["seed"] for run in one["runs"]] == [0, 1]
-    for run, record in zip(one["runs"], adamw.final, strict=True):
-        assert run["test_accuracy"] == record["test_accuracy"]
-        assert {*run["measures"]} == {"weights", "pruned", "entropy"}
-        plain = measured(root / record["run"], data, "pruned", "weights", "entropy")
-        assert plain == run["measures"]
-        assert run["seconds_per_epoch"] > 0
-    assert [t["lr"] for t in two["tried"]] == [rule.lr for rule in lost] and sgd.chosen is None
-    assert two["chosen"] is None and two["runs"] == []
-    assert two["tried"][0] == {
-        "lr": 1e30, "diverged": True, "validation_accuracy": None, "best_epoch": None,
-    }  # fmt: skip
-    # Again, from what is kept; by the record's own name; and in another process.
-    (record,) = root.glob("sweep-*.json")
-    assert collect(record, "again.json", data=data, partial=True) == results
-    for kept in root.glob("*/measures.json"):
-        kept.unlink()
-    assert collect(root, "again.json", data=data, partial=True, jobs=2) == results
-
-
-@pytest.mark.slow
-def test_texts_have_a_baseline_at_random(
-    slices: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = make_text_sweep(tmp_path / "runs")
-    collect(root, tmp_path / "imdb.json", data=slices, partial=True)
-    found = json.loads((tmp_path / "imdb.json").read_text())
-    runs = found["rivals"][0]["runs"]
-    assert found["study"] == "imdb" and found["epochs"] == 5
-    assert runs[2]["diverged"] and runs[2]["measures"] is runs[2]["test_accuracy"] is None
-    random = found["baselines"]["random"]
-    one, two = (run["measures"]["eraser"]["val"]["random"] for run in runs[:2])
-    assert random["eraser"]["val"]["auprc"] == one["auprc"] == two["auprc"]
-    mean = (one["comprehensiveness"] + two["comprehensiveness"]) / 2
-    assert random["eraser"]["val"]["comprehensiveness"] == pytest.approx(mean)
-    assert {*random} == {"eraser", "cad"} and {*random["cad"]} == {"dev", "test"}
-
-
-def test_what_is_no_sweep_is_refused(tmp_path: Path, slices: Path) -> None:
-    with pytest.raises(RunError, match=r"has no sweep-\.\.\.\.json"):
-        collect(tmp_path, tmp_path / "out.json")
-    for name in ("sweep-a.json", "sweep-b.json"):
-        (tmp_path / name).write_text("{}")
-    with pytest.raises(RunError, match=r"2 sweeps: give one of sweep-a\.json, sweep-b\.json"):
-        collect(tmp_path, tmp_path / "out.json")
-    with pytest.raises(RunError, match=r"sweep-a\.json is damaged: .*`asked`"):
-        collect(tmp_path / "sweep-a.json", tmp_path / "out.json")
-    final = [{"run": "gone", "seed": 0, "diverged": False}]
-    tuned = [{"name": "SGD", "chosen": {"name": "sgd", "lr": 0.1}, "tried": [], "final": final}]
-    asked = {"preset": "laptop", "epochs": None, "seeds": [0], "rivals": {}}
-    record = {"asked": asked, "rule": "none", "tuned": tuned}
-    (tmp_path / "sweep-a.json").write_text(json.dumps(record))
-    with pytest.raises(RunError, match=r"gone has no preset\.json"):
-        collect(tmp_path / "sweep-a.json", tmp_path / "out.json", data=slices, partial=True)
-    assert not (tmp_path / "out.json").exists()

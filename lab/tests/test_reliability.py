@@ -108,13 +108,6 @@ def test_a_refused_folder_of_another_run_is_left_alone(trained: Path) -> None:
     assert content(trained) == before
 
 
-def test_the_results_file_does_not_replace_another(tmp_path: Path, capsys: Any) -> None:
-    (tmp_path / "thesis.tex").write_text("a thesis")
-    assert main(["collect", str(tmp_path), "--out", str(tmp_path / "thesis.tex")]) == 2
-    assert "thesis.tex" in capsys.readouterr().err
-    assert (tmp_path / "thesis.tex").read_text() == "a thesis"
-
-
 # --- finished runs ------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Page
 from rich.console import Console
 
 from browser_pages import opened, unfold, violations
-from mirrorhead_lab.evaluation.results import load_comparisons
+from mirrorhead_lab import studies
 from mirrorhead_lab.experiments import NAMES, load
 from mirrorhead_lab.findings.figures import plotted_values
 from mirrorhead_lab.findings.finding import Finding
@@ -23,11 +23,9 @@ from mirrorhead_lab.findings.formulas import equation, plain_text, with_formulas
 from mirrorhead_lab.plots import panels
 from mirrorhead_lab.report.findings import judged, unfinished
 from mirrorhead_lab.report.page import render, write_report
-from mirrorhead_lab.report.real_data import part
-from mirrorhead_lab.report.studies import study_parts
 from mirrorhead_lab.report.terminal import print_findings, print_summary
 from mirrorhead_lab.verdicts import Verdict
-from results_cases import Level, made_up, write
+from results_cases import Level, made_up, write_rows
 
 TOY = load("toy_experiment")
 ROOT = Path(__file__).parents[2]
@@ -174,7 +172,7 @@ def test_the_docs_have_every_section() -> None:
         return {re.sub(r"[^a-z0-9]+", "-", one.lower()).strip("-") for one in headings}
 
     assert set(NAMES) <= sections("evidence/paper")
-    for study in study_parts(ROOT / "results"):
+    for study in studies.parts(ROOT / "results"):
         for finding in study.findings:
             page, section = finding.docs
             assert section in sections(page), finding.name
@@ -248,10 +246,10 @@ def test_screen_readers_and_keyboards_can_use_it(page: Page) -> None:
 def real_file(findings: list[Finding], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report with both studies, their numbers made up; it must stay small."""
     folder = tmp_path_factory.mktemp("real")
-    write(folder, made_up("imdb", {"MD p=1.1": Level(accuracy=0.9), "AdamW": Level(falls=0)}))
-    write(folder, made_up("cifar10"))
+    write_rows(folder, made_up("imdb", {"MD p=1.1": Level(accuracy=0.9), "AdamW": Level(falls=0)}))
+    write_rows(folder, made_up("cifar10"))
     path = folder / "report.html"
-    parts = [part(study) for study in load_comparisons(folder)]
+    parts = studies.parts(folder)
     write_report(path, findings[:2], parts, [("Figure 4 <is> not there.", "mirrorhead reproduce")])
     assert path.stat().st_size < 2_000_000
     return path
@@ -318,7 +316,7 @@ CUT_OFF = """() => {
 def stored_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of the results that the repository keeps."""
     path = tmp_path_factory.mktemp("stored") / "report.html"
-    write_report(path, [], study_parts(ROOT / "results"))
+    write_report(path, [], studies.parts(ROOT / "results"))
     return path
 
 
@@ -381,7 +379,7 @@ def test_the_folded_page_is_short(
     many = [replace(findings[0], name=name, figure=None) for name in NAMES]
     many[0] = findings[0]
     path = tmp_path / "report.html"
-    write_report(path, many, study_parts(ROOT / "results"))
+    write_report(path, many, studies.parts(ROOT / "results"))
     for width, most in ((1280, 12_000), (1600, 10_000)):
         with opened(browser, path.as_uri(), width) as page:
             assert page.evaluate("document.documentElement.scrollHeight") <= most

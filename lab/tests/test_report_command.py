@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from mirrorhead_lab import studies
 from mirrorhead_lab.cli.main import main
-from mirrorhead_lab.evaluation.results import STUDIES
 from mirrorhead_lab.experiments import NAMES
 from mirrorhead_lab.report.markdown import MARK, blocks, fill
-from mirrorhead_lab.report.studies import study_parts
 from mirrorhead_lab.runtime.errors import UserError
-from results_cases import made_up, write
+from results_cases import made_up, write_rows
 
 ROOT = Path(__file__).parents[2]
+CLASSIFIERS = ("imdb", "imdb-to-the-end", "cifar10")
 PAGES = [page for page in (ROOT / "docs").rglob("*.md") if MARK.search(page.read_text())]
 
 
@@ -44,20 +44,20 @@ def test_from_nothing_to_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert report(tmp_path) == 0
     printed = capsys.readouterr()
     assert printed.out.endswith(f"report: {page}\n") and "example-1" in printed.out
-    made = f"mirrorhead sweep cifar10 && mirrorhead collect runs/cifar10 --out {tmp_path}/results/"
-    assert f"cifar10.json is not there. To make the runs and collect them: {made}" in printed.err
+    made = f"mirrorhead study cifar10 --results {tmp_path}/results"
+    assert f"cifar10.jsonl is not there. To make the runs: {made}" in printed.err
     rest = ",".join(name for name in NAMES if name != "example-1")
     again = f"mirrorhead reproduce --only {rest} --out {out}"
     assert again in printed.err and again in page.read_text()
     assert 'id="example-1"' in page.read_text() and 'id="imdb"' not in page.read_text()
     # Experiments, and one study.
-    write(tmp_path / "results", made_up("cifar10"))
+    write_rows(tmp_path / "results", made_up("cifar10"))
     assert report(tmp_path) == 0
     printed = capsys.readouterr()
-    assert "figure-11" in printed.out and "cifar10.json" not in printed.err
+    assert "figure-11" in printed.out and "cifar10.jsonl" not in printed.err
     text = page.read_text()
     assert 'id="example-1"' in text and 'id="cifar10"' in text and 'id="imdb"' not in text
-    assert "imdb.json is not there" in text
+    assert "imdb.jsonl is not there" in text
 
 
 @pytest.mark.slow
@@ -67,7 +67,7 @@ def test_reproduce_shows_real_data_where_it_is(
     results, out = tmp_path / "results", tmp_path / "out"
     monkeypatch.setattr("mirrorhead_lab.cli.reproduce.NAMES", ("toy_experiment",))
     command = ["reproduce", "--jobs", "1", "--out", str(out), "--results", str(results)]
-    write(results, made_up("cifar10"))
+    write_rows(results, made_up("cifar10"))
     assert main(command) == 0
     printed = capsys.readouterr().out
     assert "Beyond the paper  1 holds" in printed
@@ -78,9 +78,9 @@ def test_reproduce_shows_real_data_where_it_is(
     page = (out / "report.html").read_text()
     assert 'id="toy"' in page and 'id="cifar10"' in page
     # A damaged file is named before anything is computed.
-    (results / "cifar10.json").write_text("{")
+    (results / "cifar10.jsonl").write_text("{\n")
     assert main([*command, "--trials", "12"]) == 2
-    assert "cifar10.json" in capsys.readouterr().err
+    assert "cifar10.jsonl" in capsys.readouterr().err
     assert len(list((out / "toy").glob("*.npz"))) == 3
     # A part of it does not read the studies at all.
     assert main([*command, "--only", "toy_experiment"]) == 0
@@ -92,8 +92,8 @@ def test_reproduce_shows_real_data_where_it_is(
 
 @pytest.mark.slow
 def test_real_data_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in STUDIES:
-        write(tmp_path / "results", made_up(name))
+    for name in CLASSIFIERS:
+        write_rows(tmp_path / "results", made_up(name))
     assert report(tmp_path) == 0
     printed = capsys.readouterr()
     assert "table-1-momentum" in printed.out and "imdb-pruning" in printed.out
@@ -101,11 +101,10 @@ def test_real_data_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     first, *others = printed.err.splitlines()
     assert "no complete results of experiments" in first
     assert [line.split("mirrorhead ")[1].split(" --")[0] for line in others] == [
-        "study patches", "study language-model", "study fine-tuning",
+        "study heads", "study patches", "study language-model", "study fine-tuning",
     ]  # fmt: skip
     text = (tmp_path / "out" / "report.html").read_text()
     assert 'id="imdb"' in text and 'id="cifar10"' in text and 'id="example-1"' not in text
-    assert "<validation>" not in text and "&lt;validation&gt;" in text  # the rule is escaped
     ids = re.findall(r'\bid="([^"]+)"', text)
     assert len(ids) == len(set(ids)) > 100
     assert set(re.findall(r'(?:href="#|url\(#|labelledby=")([^")]+)', text)) <= set(ids)
@@ -115,14 +114,14 @@ def test_real_data_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results, out = tmp_path / "results", tmp_path / "out"
     results.mkdir()
-    (results / "imdb.json").write_text('{"study": "imdb"}')
+    (results / "imdb.jsonl").write_text('{"trial": "imdb"}\n')
     assert report(tmp_path) == 2
     told = capsys.readouterr().err
-    assert told.startswith(f"mirrorhead: {results / 'imdb.json'} is damaged: Object missing")
+    assert told.startswith(f"mirrorhead: {results / 'imdb.jsonl'} is damaged")
     assert told.count("\n") == 1
     assert not out.exists()
-    (results / "imdb.json").unlink()
-    write(results, made_up("cifar10"))
+    (results / "imdb.jsonl").unlink()
+    write_rows(results, made_up("cifar10"))
     assert report(tmp_path, "--markdown", str(tmp_path / "none.md")) == 2
     assert "none.md cannot be read" in capsys.readouterr().err
     (tmp_path / "bad.md").write_text("<!-- begin mnist-accuracy -->\n<!-- end -->\n")
@@ -138,7 +137,7 @@ def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 @pytest.mark.slow
 def test_a_page_is_filled_between_its_marks(tmp_path: Path) -> None:
-    write(tmp_path / "results", made_up("cifar10"))
+    write_rows(tmp_path / "results", made_up("cifar10"))
     page = tmp_path / "docs" / "page.md"
     page.parent.mkdir()
     marks = "cifar10-accuracy", "cifar10-accuracy-figure", "imdb-accuracy"
@@ -171,7 +170,7 @@ def test_marks_come_in_pairs(text: str) -> None:
 
 def test_the_docs_have_what_the_results_give() -> None:
     """Tables on the pages of the docs are those of the files in results/, to the letter."""
-    written = blocks(study_parts(ROOT / "results"))
+    written = blocks(studies.parts(ROOT / "results"))
     for page in PAGES:
         text = page.read_text()
         assert fill(text, written, str(page)) == text
@@ -181,8 +180,7 @@ def test_the_docs_have_what_the_results_give() -> None:
 
 
 def test_the_docs_leave_nothing_out(tmp_path: Path) -> None:
-    for name in STUDIES:
-        if (ROOT / "results" / f"{name}.json").exists():
-            write(tmp_path, made_up(name))
+    for name in CLASSIFIERS:
+        write_rows(tmp_path, made_up(name))
     marks = {mark[2] for page in PAGES for mark in MARK.finditer(page.read_text()) if mark[2]}
-    assert marks >= set(blocks(study_parts(tmp_path)))
+    assert marks >= set(blocks(studies.parts(tmp_path)))

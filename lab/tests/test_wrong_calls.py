@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from mirrorhead_lab.cli.main import main
 from mirrorhead_lab.training.tuning import default_reach
-from run_cases import make_slices, make_text_run, make_text_sweep, make_vit_run
+from run_cases import make_slices, make_text_run, make_vit_run
 from tiny_bert import tiny_bert, toy_texts
 
 
@@ -69,7 +69,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     make_slices(tmp_path / "data")
     make_text_run(tmp_path / "text")
     make_vit_run(tmp_path / "vit")
-    make_text_sweep(tmp_path / "sweep")
     toy_texts(tmp_path / "own.csv")
     tiny_bert(tmp_path / "bert")
     (tmp_path / "file").write_text("mine")
@@ -103,14 +102,12 @@ INTO_FOLDERS = [
     "train cifar10 --partial --optimizer sgd --lr 0.1 --epochs 1 --out {}",
     "sweep cifar10 --partial --seeds 0 --epochs 1 --jobs 1 --candidate 'sgd lr=0.1' --out {}",
     "tune own.csv --base bert --epochs 1 --texts 32 --out {}",
-    "margins sweep --n 4 --tokens 8 --p 2 --partial --jobs 1 --out {}",
 ]
 #: Commands that write one file; {} is its place.
 INTO_FILES = [
     "attention text dull --partial --html {}",
     "playground --save {}",
     "patch make bert bert --keep 0.1 -o {}",
-    "collect sweep --partial --out {}",
 ]
 
 
@@ -204,7 +201,6 @@ def test_report_says_where_stored_studies_are(
         ),
         ("tune latin.csv --base bert", "latin.csv cannot be read: it is not UTF-8 text (byte 14)"),
         ("tune none.csv --base bert", "none.csv cannot be read: No such file or directory"),
-        ("collect sweep --out file", "file is not a file of results: choose another name"),
         ("playground --save nowhere", "--save nowhere is a link that leads nowhere"),
         ("attention text dull --html nowhere", "--html nowhere is a link that leads nowhere"),
         ("study language-model --results file", "file cannot be written: file is not a folder"),

@@ -33,8 +33,7 @@ class Evaluate:
     """Measure a run: accuracy, sparsity, entropy, and its attention against human rationales.
 
     Measures are kept in measures.json in the run's folder, and not measured again while weights
-    and data are the same. When all parts of a finished run are measured, results.json in its
-    folder has everything that `mirrorhead report` shows.
+    and data are the same. `mirrorhead report` shows finished runs of which all parts are measured.
     """
 
     folder: Annotated[Positional[Path], arg(metavar="RUN")]
@@ -50,7 +49,6 @@ class Evaluate:
         from rich.console import Console
 
         from mirrorhead_lab.evaluation import EvaluationData, measure
-        from mirrorhead_lab.evaluation.sweep_results import write_run_results
         from mirrorhead_lab.training import load_run
 
         console = Console()
@@ -63,9 +61,6 @@ class Evaluate:
         for table in tables(found):
             console.print(table, "")
         print(f"measures: {self.folder / 'measures.json'}")
-        results = write_run_results(run, found, self.data, partial=self.partial)
-        if results is not None:
-            print(f"results: {results} (`mirrorhead report` shows them)")
         return 0
 
 

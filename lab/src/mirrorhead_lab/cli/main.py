@@ -16,7 +16,6 @@ from typing import Any
 from mirrorhead._version import __version__
 from mirrorhead_lab.cli.attention import Attention
 from mirrorhead_lab.cli.classify import Classify
-from mirrorhead_lab.cli.collect import Collect
 from mirrorhead_lab.cli.download import Download
 from mirrorhead_lab.cli.evaluate import Evaluate
 from mirrorhead_lab.cli.margins import Margins
@@ -37,7 +36,6 @@ COMMANDS = {
     "sweep": Sweep,
     "study": Study,
     "evaluate": Evaluate,
-    "collect": Collect,
     "attention": Attention,
     "margins": Margins,
     "report": Report,

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from mirrorhead_lab.cli import options
 from mirrorhead_lab.cli.options import DataFolder, Flag, Json, Partial, option
 from mirrorhead_lab.runtime.errors import UserError
 from mirrorhead_lab.runtime.progress import ProgressBars
@@ -28,13 +27,10 @@ class Margins:
     For n texts, the tokens of a head are those it attends to most. The table shows how much of
     the largest possible margin W = W_K' W_Q has, and how far its direction is from the lp-AttSVM
     solution, for each p. If a run kept its weights at milestones, all of these are measured.
-
-    For a sweep, all final runs are measured, and each gets a file in --out. Run the same command
-    again to resume.
     """
 
     model: Annotated[Positional[Path], arg(metavar="RUN")]
-    """The folder of a run on texts, of a Hugging Face model, or of a sweep that has ended."""
+    """The folder of a run on texts, or of a Hugging Face model."""
     p: Annotated[tuple[float, ...], arg(metavar="P ...")] = (1.1, 1.5, 2.0, 3.0)
     """Exponents of the solutions."""
     n: int = 32
@@ -53,18 +49,11 @@ class Margins:
     last: Flag = False
     """Measure the final weights alone, not those along the run."""
     json: Json = False
-    out: Annotated[Path | None, option("FOLDER", "(default: results/margins)")] = None
-    """Where the files of a sweep go; `mirrorhead report` reads results/margins."""
-    backend: options.BackendName = "local"
-    address: options.Address = ""
-    jobs: options.Jobs = None
     data: DataFolder = None
     partial: Partial = False
 
     def run(self) -> int:
         settings = self._settings()
-        if self._is_sweep():
-            return self._sweep(settings)
         from mirrorhead_lab.evaluation.model_margins import measure_model
 
         name = self.model.resolve().name
@@ -72,7 +61,7 @@ class Margins:
             found = measure_model(
                 self.model, settings, lambda done, total: bars.update(name, done, total=total)
             )
-        self._print([found])
+        self._print(found)
         return 0
 
     def _settings(self) -> MarginSettings:
@@ -85,61 +74,28 @@ class Margins:
             raise UserError(f"--p must be from 1.02 to 100, got {' '.join(map(str, self.p))}")
         if not self.model.exists():
             raise UserError(f"{self.model} does not exist: give a run or a Hugging Face model")
+        if not any((self.model / name).exists() for name in ("preset.json", "config.json")):
+            raise UserError(
+                f"{self.model} has neither preset.json, as a run has, nor config.json, as a Hugging"
+                " Face model has"
+            )
         from mirrorhead_lab.evaluation.model_margins import MarginSettings
 
         names = ("p", "n", "tokens", "query", "texts", "seed", "last", "data", "partial")
         return MarginSettings(**{name: getattr(self, name) for name in names})
 
-    def _is_sweep(self) -> bool:
-        """Whether --model is a sweep or its record; alone then --out and a backend are used."""
-        if self.model.is_file() or any(self.model.glob("sweep-*.json")):
-            return True
-        if not any((self.model / name).exists() for name in ("preset.json", "config.json")):
-            raise UserError(
-                f"{self.model} has neither preset.json, as a run has, nor config.json, as a Hugging"
-                " Face model has, nor sweep-....json, as a sweep has that has ended"
-            )
-        given = (self.out is not None, self.backend != "local", bool(self.address), bool(self.jobs))
-        if any(given):
-            raise UserError("--out, --backend, --address and --jobs are for sweeps alone")
-        return False
-
-    def _sweep(self, settings: MarginSettings) -> int:
-        from mirrorhead_lab.evaluation.model_margins import measure_sweep
-        from mirrorhead_lab.evaluation.sweep_results import final_runs
-        from mirrorhead_lab.runtime.jobs import BackendError, Failure
-
-        out = self.out or Path("results/margins")
-        backend = options.chosen_backend(self.backend, self.address, self.jobs, out)
-        names = final_runs(self.model)
-        bars = ProgressBars({"measuring": len(names)}, "runs")
-        bars.advance("measuring", sum((out / f"{name}.json").exists() for name in names))
-
-        def tell(path: Path, found: ModelMargins | Failure) -> None:
-            bars.advance("measuring")
-            bars.say(f"{path.stem}: {found.message if isinstance(found, Failure) else 'measured'}")
-
-        with options.user_errors(BackendError), bars:
-            found = measure_sweep(self.model, out, settings, backend, tell)
-        if self.json:
-            self._print(found)
-        else:
-            print(f"margins of {len(found)} runs: {out} (`mirrorhead report` shows them)")
-        return 0
-
-    def _print(self, found: Sequence[ModelMargins]) -> None:
+    def _print(self, found: ModelMargins) -> None:
         if self.json:
             import json
 
             import msgspec
 
-            for one in found:
-                print(json.dumps(msgspec.to_builtins(one), indent=1))
+            print(json.dumps(msgspec.to_builtins(found), indent=1))
             return
         from rich.console import Console
 
         console = Console()
-        for checkpoint in (checkpoint for one in found for checkpoint in one.checkpoints):
+        for checkpoint in found.checkpoints:
             console.print(_table(checkpoint, self.p), "")
 
 

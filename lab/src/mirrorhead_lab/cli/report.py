@@ -18,7 +18,7 @@ from mirrorhead_lab.runtime.folders import check_no_file
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mirrorhead_lab.findings.finding import Finding, Part
+    from mirrorhead_lab.findings.finding import Finding
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Report:
     out: Annotated[Path, arg(metavar="FOLDER")] = Path("out")
     """Where experiments are, and where the report goes."""
     results: Annotated[Path, arg(metavar="FOLDER")] = Path("results")
-    """Where the files of studies are, such as imdb.json."""
+    """Where the files of studies are, such as imdb.jsonl."""
     runs: Annotated[Path, arg(metavar="FOLDER")] = Path("runs")
     """Where the folders of single runs are; those that `mirrorhead evaluate` has measured count."""
     markdown: Annotated[Path | None, option("FILE")] = None
@@ -41,35 +41,34 @@ class Report:
     def run(self) -> int:
         from rich.console import Console
 
-        from mirrorhead_lab.evaluation.results import load_single_runs
+        from mirrorhead_lab import studies
         from mirrorhead_lab.report.findings import with_stored
         from mirrorhead_lab.report.markdown import write_markdown
         from mirrorhead_lab.report.page import check_place, write_report
-        from mirrorhead_lab.report.real_data import single_runs
-        from mirrorhead_lab.report.studies import study_parts
+        from mirrorhead_lab.report.single_runs import single_runs
         from mirrorhead_lab.report.terminal import print_findings, print_place
 
         page = self.out / "report.html"
         check_place(page)
         check_no_file(self.results, "--results")
         check_no_file(self.runs, "--runs")
-        studies = study_parts(self.results)
-        evaluated = load_single_runs(self.runs)
+        studied = studies.parts(self.results)
+        evaluated = single_runs(self.runs)
         findings = with_stored([], self.out)
-        if not findings and not studies and not evaluated:
+        if not findings and not studied and not evaluated:
             raise UserError(
                 f"there is nothing to report: no experiments in {self.out} (--out), no studies in"
                 f" {self.results} (--results), no evaluated runs in {self.runs} (--runs). The"
                 " studies of the docs are in the folder results/ of mirrorhead's repository. To run"
                 f" the experiments: {self._reproduce(())}"
             )
-        if self.markdown is not None and not studies:
-            file = f"the file of a study, such as imdb.json, in {self.results}"
+        if self.markdown is not None and not studied:
+            file = f"the file of a study, such as imdb.jsonl, in {self.results}"
             raise UserError(f"--markdown needs {file}")
-        missing = self._missing(findings, studies)
-        parts = studies + ([single_runs(evaluated)] if evaluated else [])
+        missing = self._missing(findings)
+        parts = studied + ([evaluated] if evaluated else [])
         if self.markdown is not None:  # first: the page may be missing, or have unknown marks
-            write_markdown(self.markdown, studies)
+            write_markdown(self.markdown, studied)
         write_report(page, findings, parts, missing)
         claims = [finding for each in parts for finding in each.findings]
         print_findings([*findings, *claims], Console())
@@ -78,13 +77,12 @@ class Report:
         print_place(page)
         return 0
 
-    def _missing(self, findings: Sequence[Finding], parts: Sequence[Part]) -> list[tuple[str, str]]:
+    def _missing(self, findings: Sequence[Finding]) -> list[tuple[str, str]]:
         """Say what is not there, and the command that makes it."""
         from mirrorhead_lab import studies
-        from mirrorhead_lab.evaluation.results import STUDIES
 
         found = []
-        done, there = ({one.name for one in some} for some in (findings, parts))
+        done = {one.name for one in findings}
         if names := [name for name in NAMES if name not in done]:
             some = len(names) < len(NAMES)
             what = f"complete results of {', '.join(names) if some else 'experiments'}"
@@ -96,12 +94,6 @@ class Report:
             )
             found.append((what, "mirrorhead report --results FOLDER"))
             return found
-        for name in STUDIES:
-            if name not in there:
-                path = self.results / f"{name}.json"
-                command = f"mirrorhead sweep {name} && mirrorhead collect runs/{name} --out"
-                what = f"{path} is not there. To make the runs and collect them:"
-                found.append((what, f"{command} {shlex.quote(str(path))}"))
         for name in studies.REPORTED:
             if not (path := self.results / f"{name}.jsonl").exists():
                 command = shlex.join(["mirrorhead", "study", name, "--results", str(self.results)])

@@ -48,10 +48,10 @@ class Reproduce:
     def run(self) -> int:
         from rich.console import Console
 
+        from mirrorhead_lab import studies
         from mirrorhead_lab.experiments.runner import execute
         from mirrorhead_lab.report.findings import finding_of, with_stored
         from mirrorhead_lab.report.page import check_place, write_report
-        from mirrorhead_lab.report.studies import study_parts
         from mirrorhead_lab.report.terminal import print_findings, print_place, print_summary
 
         out = self.out or Path("out-full" if self.full else "out")
@@ -61,7 +61,7 @@ class Reproduce:
         check_place(page)
         check_no_file(self.results, "--results")
         # Damaged files are named before the work.
-        parts = [] if self.only else study_parts(self.results)
+        parts = [] if self.only else studies.parts(self.results)
         execute(runs, out, backend, console)
         findings = [finding_of(run, out) for run in runs]
         write_report(page, findings if self.only else with_stored(findings, out), parts)

@@ -30,6 +30,8 @@ class DataSet:
             that are not complete.
         sources: names of what was published, which is downloaded if asked.
         load_test: reads the test set alone, if that takes less time.
+        annotated: sets of texts of the same kind in which people marked what matters, "eraser" and
+            "cad": attention of models that were trained on this set is compared with them.
     """
 
     name: str
@@ -37,6 +39,7 @@ class DataSet:
     load: Callable[[Path, bool], Splits[Any]]
     sources: tuple[str, ...] = ()
     load_test: Callable[[Path, bool], Any] | None = None
+    annotated: tuple[str, ...] = ()
 
     def read(
         self, folder: Folder = None, *, download: bool = False, partial: bool = False

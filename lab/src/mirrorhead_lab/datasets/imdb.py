@@ -180,4 +180,5 @@ DATA_SET = DataSet(
     sources=("imdb", "cad"),
     load=lambda root, partial: imdb_protocol(root, partial=partial),
     load_test=lambda root, partial: load_imdb("test", root, partial=partial),
+    annotated=("eraser", "cad"),
 )

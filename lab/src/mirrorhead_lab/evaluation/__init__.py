@@ -18,13 +18,8 @@ from mirrorhead_lab.evaluation.rationales import score_rationales as score_ratio
 from mirrorhead_lab.evaluation.rationales import token_f1 as token_f1
 from mirrorhead_lab.evaluation.rationales import top as top
 from mirrorhead_lab.evaluation.rationales import word_scores as word_scores
-from mirrorhead_lab.evaluation.results import ComparisonResults as ComparisonResults
 from mirrorhead_lab.evaluation.results import EditScores as EditScores
 from mirrorhead_lab.evaluation.results import RationaleScores as RationaleScores
-from mirrorhead_lab.evaluation.results import load_comparisons as load_comparisons
-from mirrorhead_lab.evaluation.results import load_results as load_results
-from mirrorhead_lab.evaluation.results import load_single_runs as load_single_runs
-from mirrorhead_lab.evaluation.results import write_results as write_results
 from mirrorhead_lab.evaluation.sparsity import (
     attention_weights_by_kind as attention_weights_by_kind,
 )
@@ -32,4 +27,3 @@ from mirrorhead_lab.evaluation.sparsity import count_large as count_large
 from mirrorhead_lab.evaluation.sparsity import gini as gini
 from mirrorhead_lab.evaluation.sparsity import hoyer as hoyer
 from mirrorhead_lab.evaluation.sparsity import pruned as pruned
-from mirrorhead_lab.evaluation.sweep_results import collect as collect

@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
@@ -27,7 +26,6 @@ from torch import Tensor
 from mirrorhead.geometry import PNorm
 from mirrorhead.margin import attention_svm
 from mirrorhead_lab.models.attention_maps import LayerHeads, Query, read_heads
-from mirrorhead_lab.runtime.json_files import read_json
 
 PS = (1.1, 1.5, 2.0, 3.0)
 #: Relative gap to which solutions are certified: the share has as many digits.
@@ -71,7 +69,7 @@ class ModelMargins(Struct, frozen=True):
         model: the name of its folder.
         optimizer, lr, p, seed: of the run; None for a model that is not a run.
         texts, tokens: numbers of texts, and of tokens of a text at most.
-        text_seed: of the draw of the texts; older files have none.
+        text_seed: of the draw of the texts.
         query: whose attention is read.
     """
 
@@ -155,12 +153,6 @@ def _nearness(W: Tensor, layer: LayerHeads, tokens: Tensor, p: float) -> Nearnes
     share = float(ahead.min() / psi.norm(W) * solution.norm)
     divergence = float(psi.direction_divergence(best, W))
     return Nearness(p, "optimal", float(solution.gap), share, divergence)
-
-
-def load_margins(folder: Path) -> list[ModelMargins]:
-    """Read all files of a folder, such as results/margins, from `mirrorhead margins --json`."""
-    paths = sorted(folder.glob("[!.]*.json"))  # not the temporary file that a kill leaves
-    return [read_json(path, ModelMargins) for path in paths]
 
 
 def mean_over_heads(

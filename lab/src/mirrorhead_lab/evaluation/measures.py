@@ -35,11 +35,12 @@ from mirrorhead_lab.datasets import (
 from mirrorhead_lab.datasets.sources import require
 from mirrorhead_lab.evaluation import rationales, sparsity
 from mirrorhead_lab.evaluation.attention_reading import normalized_entropy
-from mirrorhead_lab.evaluation.results import SHARES, SPLITS
+from mirrorhead_lab.evaluation.results import SHARES, SPLITS, Measures
 from mirrorhead_lab.models import TextClassifier, TextSettings, attention_maps
 from mirrorhead_lab.runtime.errors import UserError
-from mirrorhead_lab.runtime.json_files import read_json
+from mirrorhead_lab.runtime.json_files import from_plain, read_json
 from mirrorhead_lab.training.classification import evaluate
+from mirrorhead_lab.training.presets import Preset
 from mirrorhead_lab.training.run_folder import Run, weights_along
 
 if TYPE_CHECKING:
@@ -173,14 +174,18 @@ def measure(
 
 def check_parts(run: Run, parts: Sequence[str] | None = None) -> list[str]:
     """Return the parts asked for, if they fit the run; all parts that fit if None."""
-    task = run.preset.data
-    left_out = () if task == "imdb" else TEXTS_ONLY
-    left_out += () if run.preset.training.milestones else ("milestones",)
-    fitting = [part for part in MEASURES if part not in left_out]
+    fitting = fitting_parts(run.preset)
     if wrong := [part for part in parts or () if part not in fitting]:
-        known = ", ".join(fitting)
-        raise UserError(f"parts must be of {known} for a run on {task}, got {wrong[0]}")
+        known, data = ", ".join(fitting), run.preset.data
+        raise UserError(f"parts must be of {known} for a run on {data}, got {wrong[0]}")
     return list(dict.fromkeys(parts)) if parts is not None else fitting
+
+
+def fitting_parts(chosen: Preset) -> list[str]:
+    """Return the parts that can be measured of the runs of a preset."""
+    left_out = {*SPLITS} - {*find(chosen.data).annotated}
+    left_out |= set() if chosen.training.milestones else {"milestones"}
+    return [part for part in MEASURES if part not in left_out]
 
 
 def stamp(folder: Path, data: EvaluationData, part: str) -> str:
@@ -188,6 +193,14 @@ def stamp(folder: Path, data: EvaluationData, part: str) -> str:
     about = f"mirrorhead measures {FORMATS.get(part, 1)}, {part}\n"
     weights = (folder / "best.safetensors").read_bytes()
     return sha256_of(about.encode(), weights, data.digest(part).encode())[:32]
+
+
+def kept_measures(folder: Path, chosen: Preset) -> Measures | None:
+    """Return what was measured of a run with a preset; None if a part is missing."""
+    found = _read(folder).measures
+    if not {*fitting_parts(chosen)} <= {*found}:
+        return None
+    return from_plain(found, Measures, str(folder / _KEPT))
 
 
 def _read(folder: Path) -> _Kept:
@@ -303,6 +316,5 @@ MEASURES: dict[str, Callable[[Run, EvaluationData], dict[str, Any]]] = {
     "cad": _cad,
     "milestones": _milestones,
 }
-TEXTS_ONLY = ("eraser", "cad")
 #: The data sets of a part; those that are not here use what the run was trained on.
 SETS = {"weights": (), "eraser": ("eraser", "bert"), "cad": ("cad", "bert")}

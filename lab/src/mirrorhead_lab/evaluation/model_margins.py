@@ -1,8 +1,7 @@
-"""Measure the heads of a run, of a Hugging Face model, or of all final runs of a sweep."""
+"""Measure the heads of a run or of a Hugging Face model."""
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 from collections.abc import Callable, Sequence
@@ -10,10 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 
-from mirrorhead._files import write_json
 from mirrorhead_lab.datasets import find, load_imdb
 from mirrorhead_lab.datasets.encoded import load_tokenizer
 from mirrorhead_lab.datasets.sources import require
@@ -23,20 +20,15 @@ from mirrorhead_lab.evaluation.head_margins import (
     Batch,
     CheckpointMargins,
     ModelMargins,
-    exponents,
     measure_heads,
 )
-from mirrorhead_lab.evaluation.sweep_results import final_runs
 from mirrorhead_lab.models import TextSettings
 from mirrorhead_lab.models.attention_maps import Query
 from mirrorhead_lab.models.pretrained import PretrainedError, load_encoder
 from mirrorhead_lab.models.pretrained import load_tokenizer as load_encoders_tokenizer
-from mirrorhead_lab.runtime.errors import SweepError, UserError
-from mirrorhead_lab.runtime.folders import check_folder, check_writable
-from mirrorhead_lab.runtime.jobs import Backend, Failure, Work, interrupts
-from mirrorhead_lab.runtime.json_files import read_json
+from mirrorhead_lab.runtime.errors import UserError
 from mirrorhead_lab.training import load_run
-from mirrorhead_lab.training.presets import candidate_name
+from mirrorhead_lab.training.candidates import candidate_name
 from mirrorhead_lab.training.run_folder import PRESET, weights_along
 
 
@@ -157,61 +149,3 @@ def _padded(rows: Sequence[Sequence[int]], pad: int) -> Any:
     lengths = torch.tensor([len(row) for row in rows])
     ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=pad)
     return ids, torch.arange(ids.shape[1]) < lengths[:, None]
-
-
-#: Called after every model of a sweep: the file, and the result or why there is none.
-Listener = Callable[[Path, "ModelMargins | Failure"], None]
-
-
-def measure_sweep(
-    sweep: Path,
-    out: Path,
-    settings: MarginSettings,
-    backend: Backend,
-    listener: Listener = lambda path, found: None,
-) -> list[ModelMargins]:
-    """Measure the final runs of a sweep that has ended, each into a file of the folder `out`.
-
-    Files that are there are read, and must have been measured alike. If runs fail, the others are
-    kept, and a SweepError names what failed; the same call tries again.
-    """
-    check_writable(out)
-    check_folder(out, "margins", ("*.json",))
-    tasks = [(out / f"{name}.json", folder) for name, folder in final_runs(sweep).items()]
-    find = functools.partial(_find, settings)
-    store = functools.partial(_store, settings)
-    stored: dict[tuple[Path, Path], Any] = {task: find(task) for task in tasks}
-    out.mkdir(parents=True, exist_ok=True)
-    failed = []
-    left = [task for task, found in stored.items() if found is None]
-    with interrupts() as interrupted:
-        for task, found in backend(Work(store, store, find), left) if left else ():
-            if interrupted():
-                raise KeyboardInterrupt
-            if isinstance(found, Failure):
-                failed.append(f"\n  {task[0].stem}: {found.message}")
-            stored[task] = found
-            listener(task[0], found)
-    if failed:
-        raise SweepError(f"{len(failed)} of {len(tasks)} runs failed:{''.join(failed)}")
-    return [found for found in stored.values() if found is not None]
-
-
-def _store(settings: MarginSettings, task: tuple[Path, Path]) -> ModelMargins:
-    torch.set_num_threads(1)
-    path, folder = task
-    found = measure_model(folder, settings)
-    write_json(path, msgspec.to_builtins(found))
-    return found
-
-
-def _find(settings: MarginSettings, task: tuple[Path, Path]) -> ModelMargins | None:
-    path, folder = task
-    if not path.exists():
-        return None
-    found = read_json(path, ModelMargins)
-    asked = (folder.name, settings.n, settings.query, settings.seed, sorted(settings.p))
-    there = (found.model, found.texts, found.query, found.text_seed, exponents([found]))
-    if asked != there or found.tokens > settings.tokens:
-        raise UserError(f"{path} was measured on another run or with other settings: remove it")
-    return found

@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mirrorhead._files import write_atomically
+from mirrorhead_lab import studies
 from mirrorhead_lab.findings.finding import Finding, Part
 from mirrorhead_lab.findings.formulas import plain_text
 from mirrorhead_lab.findings.table import Table, markdown, word
-from mirrorhead_lab.report.studies import NAMES
 from mirrorhead_lab.runtime.errors import UserError, reason
 
 MARK = re.compile(r"^<!-- (begin ([\w-]+)|end) -->$", re.MULTILINE)
@@ -70,13 +70,18 @@ def fill(text: str, blocks: Mapping[str, str], name: str = "the page") -> str:
     pieces, last = [], 0
     for begin, end in zip(begins, ends, strict=True):
         block = blocks.get(begin[2])
-        if block is None and begin[2].split("-")[0] not in NAMES:
+        if block is None and not begin[2].startswith(_known()):
             known = ", ".join(blocks) or "none"
             raise UserError(f"{name}: there is nothing for {begin[2]}; there are {known}")
         if block is not None:
             pieces += [text[last : begin.end()], f"\n\n{block}\n\n"]
             last = end.start()
     return "".join([*pieces, text[last:]])
+
+
+def _known() -> tuple[str, ...]:
+    """Return what marks of studies start with."""
+    return tuple(studies.load(name).id for name in studies.REPORTED)
 
 
 def _verdicts(part: Part) -> Table:

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from mirrorhead_lab.studies.study import Study
 
 #: Those that the report shows, in its order.
-REPORTED = ("patches", "optimizers", "language-model", "fine-tuning")
+REPORTED = (
+    *("imdb", "imdb-to-the-end", "cifar10", "heads"),
+    *("patches", "optimizers", "language-model", "fine-tuning"),
+)
 #: With those that claim nothing.
 NAMES = (
     *REPORTED,

@@ -46,7 +46,6 @@ class Measure:
     """A number of a run, how to write it, and whether the claim is that it is higher.
 
     may_lack: whether runs may lack it; a comparison is then left out, and named.
-    of_study: whether `of` is given the study, and returns the function of a run.
     """
 
     name: str
@@ -56,7 +55,6 @@ class Measure:
     unit: str = ""
     higher: bool = True
     may_lack: bool = False
-    of_study: bool = False
 
     def signed(self, *values: float) -> tuple[str, ...]:
         """Write differences in the measure's unit."""
@@ -84,6 +82,7 @@ class Claim:
     """A claim on the runs of a study, and what it compares.
 
     remark: what qualifies the verdict besides, as it follows from the rows; "" if nothing does.
+    differs: how the runs differ from those that the claim is about; "" if they do not.
     """
 
     name: str
@@ -91,6 +90,7 @@ class Claim:
     text: str
     comparisons: tuple[Comparison, ...]
     remark: Callable[[Rows[Any]], str] = lambda rows: ""
+    differs: str = ""
 
     @property
     def sides(self) -> list[str]:
@@ -156,27 +156,34 @@ def judge_rows(rows: Rows[Any], claim: Claim) -> Finding:
 
     def values(side: str, measure: Measure) -> list[float]:
         found = study.side(rows, side)
-        of: Callable[[Any], Any] = measure.of
-        gone.update((f"{side}, seed {r.trial.seed}", None) for r in found if rows.diverged(r))
-        every = [guess if rows.diverged(row) else of(row.measured) for row in found]
-        return [value for value in every if value is not None]
+        alive = [row.measured for row in found if not rows.diverged(row)]
+        lost = [f"{side}, seed {row.trial.seed}" for row in found if rows.diverged(row)]
+        gone.update(dict.fromkeys(lost))
+        values = [measure.of(one) for one in alive]
+        if None in values:
+            raise ValueError(f"{measure.name}: a run of {side} has none")
+        return values if guess is None else [*values, *[guess] * len(lost)]
 
     found = judge_comparisons(
         claim,
         values,
-        lambda: f" Diverged, and {_counted(guess)}: {'; '.join(gone)}." if gone else "",
+        lambda: (
+            f" Diverged, and counted as {guess:.3g}: {'; '.join(gone)}."
+            if gone and guess is not None
+            else ""
+        ),
         command=study.command,
         docs=study.docs,
         about=f"{len(study.seeds)} seeds for each method at its chosen {what}. To make the runs:",
+        differs=claim.differs,
     )
-    remark = claim.remark(rows)
+    remarks = [claim.remark(rows)]
+    if gone and guess is None:  # means without the runs that diverged flatter
+        remarks.insert(0, f"Left out because they diverged: {'; '.join(gone)}.")
+    remark = " ".join(filter(None, remarks))
     if found.verdict is None or not remark:
         return found
     return replace(found, verdict=with_remark(found.verdict, remark))
-
-
-def _counted(guess: float | None) -> str:
-    return "left out" if guess is None else f"counted as {guess:.3g}"
 
 
 def judge_comparisons(

@@ -8,6 +8,7 @@ and the others kept.
 from __future__ import annotations
 
 import functools
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,7 @@ from mirrorhead_lab.runtime.jobs import Backend, Failure, Work, interrupts
 from mirrorhead_lab.runtime.json_files import append_json_line, read_json, read_json_lines
 from mirrorhead_lab.studies.study import Row, Rows, Study, Trial
 
+_ONE_AT_A_TIME = threading.Lock()  # torch's random numbers belong to the whole process
 #: Called after every run: its trial, and its row or why there is none.
 Listener = Callable[[Trial, "Row[Any] | Failure"], None]
 
@@ -33,6 +35,8 @@ def read_rows(study: Study[Any], path: Path) -> Rows[Any]:
     found: dict[Trial, Row[Any]] = {}
     kind: Any = Row[study.measured]
     for number, row in enumerate(read_json_lines(path, kind), start=1):
+        if study.shared and row.trial.method not in study.methods:
+            continue
         try:
             study.check(row.trial, row.measured)
         except ValueError as error:
@@ -40,7 +44,7 @@ def read_rows(study: Study[Any], path: Path) -> Rows[Any]:
         if row.trial in found:
             raise RunError(f"{path} has the run {row.trial} twice, again in line {number}")
         found[row.trial] = row
-    return Rows(study, found)
+    return Rows(study, found, folder=path.parent)
 
 
 def append_row(path: Path, row: Row[Any]) -> None:
@@ -100,9 +104,10 @@ def make(
 def compute(study: Study[Any], data: Path | None, runs: Path, trial: Trial) -> Row[Any]:
     """Make one run, on one thread."""
     torch.set_num_threads(1)
-    loaded = _loaded(study.load, trial.task, data)
-    began = time.perf_counter()
-    measured = study.run(trial, loaded, runs / trial.training)
+    with _ONE_AT_A_TIME:
+        loaded = _loaded(study.load, trial.task, data)
+        began = time.perf_counter()
+        measured = study.run(trial, loaded, runs / trial.training)
     study.check(trial, measured)
     return Row(trial, measured, round(time.perf_counter() - began, 1))
 

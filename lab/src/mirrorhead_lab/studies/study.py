@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any, Generic, TypeVar
 
 from msgspec import Meta, Struct
@@ -30,6 +31,7 @@ from mirrorhead_lab.studies import claims as judging
 from mirrorhead_lab.studies.claims import Claim
 
 M = TypeVar("M")
+N = TypeVar("N")
 Setting = dict[str, float]
 
 
@@ -75,7 +77,7 @@ class Trial(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
 
 
 class Row(Struct, Generic[M], frozen=True, forbid_unknown_fields=True):
-    """A run that was made: a line of the study's file."""
+    """A run that was made: a line of the study's file; 0 seconds are unknown ones."""
 
     trial: Trial
     measured: M
@@ -141,6 +143,7 @@ class Study(Generic[M]):
             named.
         figures, tables: of its part of the report.
         docs: page and section of the docs.
+        shared: whether its file may have runs of other methods, which are left out.
         prefix: of the ids of its figures and tables; the name if empty.
         group: of its findings in the report.
     """
@@ -167,6 +170,7 @@ class Study(Generic[M]):
     figures: Sequence[Drawing] = ()
     tables: Callable[[Rows[M]], Iterable[Table]] = plain_table
     docs: tuple[str, str] = ("results", "")
+    shared: bool = False
     prefix: str = ""
     group: str = "Beyond the paper"
 
@@ -256,11 +260,13 @@ class Rows(Generic[M]):
     """The runs of a study that are there, by trial.
 
     supposed: take the first setting where tuning has not chosen yet, to see which runs will follow.
+    folder: of the file that they are from, where other studies have theirs.
     """
 
     study: Study[M]
     by_trial: Mapping[Trial, Row[M]] = field(default_factory=dict)
     supposed: bool = False
+    folder: Path | None = None
 
     def __len__(self) -> int:
         return len(self.by_trial)
@@ -273,6 +279,12 @@ class Rows(Generic[M]):
 
     def get(self, trial: Trial) -> Row[M] | None:
         return self.by_trial.get(trial)
+
+    def of_study(self, study: Study[N]) -> Rows[N]:
+        """Return the runs of another study that are there, for claims that rest on both."""
+        from mirrorhead_lab.studies.engine import read_rows
+
+        return Rows(study) if self.folder is None else read_rows(study, self.folder / study.file)
 
     def diverged(self, row: Row[M]) -> bool:
         return self.study.score(row.measured) is None
@@ -347,9 +359,17 @@ class Rows(Generic[M]):
         return dataclasses.replace(self, supposed=True).missing()
 
     def cost(self) -> float:
-        """Estimate the seconds of one core that the missing runs need, from those of the others."""
-        by_task: dict[str, list[float]] = {}
+        """Estimate the seconds of one core that the missing runs need.
+
+        A run takes the mean of those of its method on its task, or else of all on its task.
+        """
+        known: dict[tuple[str, ...], list[float]] = {}
         for row in self:
-            by_task.setdefault(row.trial.task, []).append(row.seconds)
-        means = {task: sum(some) / len(some) for task, some in by_task.items()}
-        return sum(means.get(trial.task, self.study.seconds) for trial in self.left())
+            for key in ((row.trial.task, row.trial.method), (row.trial.task,)):
+                known.setdefault(key, []).extend([row.seconds] if row.seconds else [])
+
+        def seconds(trial: Trial) -> float:
+            found = known.get((trial.task, trial.method)) or known.get((trial.task,))
+            return fmean(found) if found else self.study.seconds
+
+        return sum(map(seconds, self.left()))

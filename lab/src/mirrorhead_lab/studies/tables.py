@@ -37,8 +37,14 @@ def over_seeds(
 
 
 def seeds_column(rows: Rows[Any]) -> Callable[[str], Cell]:
-    """Return the column of how many final runs a method has, without those that diverged."""
-    return lambda name: number(len(rows.final(name)), 0)
+    """Return the column of how many final runs a method has; means leave out what diverged."""
+
+    def seeds(name: str) -> Cell:
+        found = rows.at(name, rows.chosen(name), rows.study.seeds)
+        gone = sum(map(rows.diverged, found))
+        return Cell(f"{len(found) - gone}" + f" ({gone} diverged)" * bool(gone), len(found) - gone)
+
+    return seeds
 
 
 def tuning_table(rows: Rows[Any]) -> Table:
@@ -59,19 +65,30 @@ def tuning_table(rows: Rows[Any]) -> Table:
 
 
 def draw_pruning(
-    rows: Rows[Any], shares: Sequence[float], *, scale: float, height: float, **labels: Any
+    rows: Rows[Any],
+    shares: Sequence[float],
+    *,
+    scale: float,
+    height: float,
+    even: bool = False,
+    **labels: Any,
 ) -> Figure:
     """Draw the test score against the share of weights that are set to 0, a line for each method.
 
-    Final runs have `test`, and `pruned` by share. labels: of the axes.
+    Final runs have `test`, and `pruned` by share. even: put shares at equal distances, as 90 and
+    95 % are what one wants to distinguish. labels: of the axes.
     """
     figure, (axis,) = panels(1, height=height)
-    for name, colour in zip(rows.study.methods, COLOURS, strict=False):
+    places = range(len(shares) + 1) if even else (0.0, *shares)
+    for k, name in enumerate(rows.study.methods):
         if found := rows.final(name):
             kept = [[run.test, *(run.pruned[share] for share in shares)] for run in found]
-            line = {"label": name, "color": colour, "marker": "o"}
-            mean_band(axis, (0.0, *shares), scale * np.array(kept), **line)
+            line = {"label": name, "color": COLOURS[k % len(COLOURS)], "marker": "o"}
+            style = ("-", "--")[k // len(COLOURS) % 2]
+            mean_band(axis, places, scale * np.array(kept), linestyle=style, **line)
     axis.set(**labels)
+    if even:
+        axis.set_xticks(places, [f"{100 * share:g}" for share in (0.0, *shares)])
     if axis.lines:
         legend_below(figure, axis, columns=3)
     return figure

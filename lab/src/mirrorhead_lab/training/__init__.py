@@ -1,4 +1,4 @@
-"""Training that resumes where it was stopped: presets, the loop, checkpoints, sweeps."""
+"""Training that resumes where it was stopped: presets, the loop, checkpoints."""
 
 from mirrorhead_lab.runtime.errors import Diverged as Diverged
 from mirrorhead_lab.runtime.errors import RunError as RunError
@@ -21,5 +21,3 @@ from mirrorhead_lab.training.settings import OptimizerSettings as OptimizerSetti
 from mirrorhead_lab.training.settings import ProximalSGD as ProximalSGD
 from mirrorhead_lab.training.settings import TrainSettings as TrainSettings
 from mirrorhead_lab.training.settings import build_optimizer as build_optimizer
-from mirrorhead_lab.training.sweeps import Tuned as Tuned
-from mirrorhead_lab.training.sweeps import sweep as sweep

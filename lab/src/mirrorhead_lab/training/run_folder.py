@@ -37,6 +37,7 @@ from mirrorhead_lab.datasets.dataset import Kind
 from mirrorhead_lab.runtime.errors import RunError
 from mirrorhead_lab.runtime.folders import check_folder, check_writable
 from mirrorhead_lab.runtime.json_files import from_plain, read_bytes, read_json
+from mirrorhead_lab.training.loggers import read_log
 from mirrorhead_lab.training.presets import MODELS, Preset
 from mirrorhead_lab.training.settings import TrainSettings
 
@@ -102,7 +103,7 @@ def check_run_folder(folder: Path) -> dict[str, Any] | None:
             raise RunError(f"{folder / SETTINGS} is not of a run: choose a new or empty folder")
         return settings
     if PRESET in names:
-        _read_preset(folder)
+        read_preset(folder)
     own = {LOCK, PRESET}  # of a run that was killed before it wrote its settings
     check_folder(folder, "run", (), own)
     return None
@@ -168,11 +169,6 @@ def claim(folder: Path, about: dict[str, Any], *, write: bool) -> None:
         remove_leftovers(folder / "milestones", r"[\d.]+\.safetensors")
 
 
-def data_matches(settings: dict[str, Any], prints: tuple[str, str]) -> bool:
-    """Whether the run with these settings was trained on data with these fingerprints."""
-    return (settings.get("examples"), settings.get("validation")) == prints
-
-
 def milestone_path(folder: Path, share: float) -> Path:
     """Return the file with the weights after the first epoch of that training accuracy.
 
@@ -201,16 +197,22 @@ def read_score(folder: Path) -> Score | None:
     return read_json(path, Score, remedy) if path.exists() else None
 
 
+def fastest_epoch(folder: Path) -> float | None:
+    """Return the seconds of the fastest epoch in the log: other work can only add to them."""
+    events = (event for _, event in read_log(folder / LOG))
+    return min((event["seconds"] for event in events if event["kind"] == "epoch"), default=None)
+
+
 def load_run(folder: str | Path) -> Run:
     """Read a run that `mirrorhead train` or a sweep has made; the model is in evaluation mode."""
     folder = Path(folder)
     for name in (PRESET, BEST):
         if not (folder / name).is_file():
             raise RunError(
-                f"{folder} has no {name}: give the folder of a run that `mirrorhead train` or"
-                " `mirrorhead sweep` made, with at least one epoch done"
+                f"{folder} has no {name}: give the folder of a run that `mirrorhead train`,"
+                " `sweep` or `study` made, with at least one epoch done"
             )
-    chosen = _read_preset(folder)
+    chosen = read_preset(folder)
     model = chosen.build()
     load_best(folder, model)
     return Run(folder, chosen, model.eval())
@@ -292,7 +294,8 @@ class _StoredPreset:
     classes: tuple[str, ...]
 
 
-def _read_preset(folder: Path) -> Preset:
+def read_preset(folder: Path) -> Preset:
+    """Return what `describe_run` wrote."""
     path = folder / PRESET
     stored = read_json(path, _StoredPreset)
     model = from_plain(stored.model, MODELS[stored.kind][1], str(path))

@@ -69,11 +69,6 @@ class OptimizerSettings:
             _check_word("normalize", self.normalize, "tensor", "global")
 
 
-def as_older_runs(settings: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Leave out the knee where there is none: a `dict_factory` of dataclasses.asdict."""
-    return {name: value for name, value in settings if (name, value) != ("knee", 0.0)}
-
-
 @dataclass(frozen=True)
 class TrainSettings:
     """How long, in what order and at what rate to train."""
