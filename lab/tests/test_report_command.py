@@ -101,7 +101,8 @@ def test_real_data_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     first, *others = printed.err.splitlines()
     assert "no complete results of experiments" in first
     assert [line.split("mirrorhead ")[1].split(" --")[0] for line in others] == [
-        "study heads", "study patches", "study language-model", "study fine-tuning",
+        "study heads", "study patches", "study optimizers", "study language-model",
+        "study fine-tuning",
     ]  # fmt: skip
     text = (tmp_path / "out" / "report.html").read_text()
     assert 'id="imdb"' in text and 'id="cifar10"' in text and 'id="example-1"' not in text

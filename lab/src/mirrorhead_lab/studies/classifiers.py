@@ -18,6 +18,7 @@ from typing import Any
 from msgspec import structs
 
 from mirrorhead_lab.datasets import DataSet, find
+from mirrorhead_lab.datasets.sources import data_root
 from mirrorhead_lab.evaluation.measures import EvaluationData, fitting_parts, measure
 from mirrorhead_lab.evaluation.results import Classified, Measures
 from mirrorhead_lab.evaluation.sparsity import LARGE, large_from
@@ -102,9 +103,13 @@ class Data:
     evaluation: EvaluationData
 
 
-@functools.lru_cache(maxsize=1)
 def load(about: Classifier, task: str, folder: Path | None) -> Data:
     """Read the sets; those of the measures are read by the first run that needs them."""
+    return _load(about, data_root(folder).resolve())
+
+
+@functools.lru_cache(maxsize=1)
+def _load(about: Classifier, folder: Path) -> Data:
     settings = about.base.model
     length = settings.max_length if isinstance(settings, TextSettings) else None
     evaluation = EvaluationData(about.data, length, folder, about.partial)
