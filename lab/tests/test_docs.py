@@ -23,7 +23,7 @@ import mirrorhead
 from browser_pages import opened, served, violations
 from data_slices import make_bert, make_cad, make_eraser, make_imdb
 from mirrorhead_lab import datasets, training
-from mirrorhead_lab.cli.main import COMMANDS, parse
+from mirrorhead_lab.cli.main import COMMANDS, main, parse
 from mirrorhead_lab.training import sweep
 
 ROOT = Path(__file__).parents[2]
@@ -165,6 +165,23 @@ def test_the_tutorial_shows_its_effect_whatever_the_seed(monkeypatch: pytest.Mon
             found, (ranges[:4], ranges[4:]), strict=True
         ):
             assert low - 1 <= 100 * share <= high + 1 and few - 1 <= count <= many + 1, seed
+
+
+@pytest.mark.slow
+def test_the_study_on_its_page_comes_to_a_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (code,) = (
+        block for block in blocks(DOCS / "lab" / "studies.md", "python") if "STUDY =" in block
+    )
+    (tmp_path / "study_of_mine.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert main(["study", "study_of_mine", "--jobs", "1"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Shrinking helps" in printed and "mirrorhead report --study study_of_mine" in printed
+    assert main(["report", "--study", "study_of_mine"]) == 0
+    assert 'id="shrinking-helps"' in (tmp_path / "out" / "report.html").read_text()
 
 
 def command_lines(page: Path) -> list[list[str]]:

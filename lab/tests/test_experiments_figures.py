@@ -199,6 +199,7 @@ def test_distances_are_at_most_what_was_walked() -> None:
         np.testing.assert_allclose(distance[:, 0], 0.1, rtol=1e-9)  # one step, of length lr
 
 
+@pytest.mark.slow
 def test_normalization_compares_at_equal_distance() -> None:
     _, result = tiny("normalization")
     good = {}

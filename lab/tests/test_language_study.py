@@ -96,6 +96,7 @@ def test_methods_start_alike_and_see_the_same_text(corpus: Corpus) -> None:
     assert train(corpus, SMALL, Method(), 1e-2, seed=4).curve != pytest.approx(one.curve, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_a_final_run_scores_the_model_that_tuning_kept(corpus: Corpus, tmp_path: Path) -> None:
     for name in METHODS:
         tuning = Trial(method=name, setting={"lr": 3e-3}, seed=0)

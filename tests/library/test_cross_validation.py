@@ -69,6 +69,7 @@ def test_data_that_say_nothing_are_said_to_say_nothing():
     assert "the data do not distinguish the exponents" in repr(choice)
 
 
+@pytest.mark.slow
 def test_exponents_that_are_equally_good_are_rarely_distinguished():
     """The chosen one is the best of eight, so the worst is behind it by chance alone."""
     g = generator(1)

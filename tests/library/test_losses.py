@@ -210,6 +210,7 @@ def test_assumption_a_is_checked_at_the_door(loss, says):
         mh.AttentionProblem(X, X[:, 0], [1.0], torch.ones(3), loss=loss)
 
 
+@pytest.mark.slow
 def test_a_loss_of_ones_own_in_problems_and_paths():
     """It needs its value alone; the regularization path tends to the solution as Theorem 1 says."""
     problem = random_problem(3, n=3, T=4, d=5, loss=Probit())

@@ -1133,6 +1133,7 @@ def test_a_backward_pass_through_moved_weights_is_refused(
             loss.backward()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [1.5, 2.0])
 @pytest.mark.parametrize(
     "options", [{"foreach": True}, {"foreach": False}, {"center": "init"}, {"maximize": True}]

@@ -214,6 +214,7 @@ class TestSave:
 class TestForeignFiles:
     """Files and folders of other programs: what they are, and what to do."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("old", [False, True])
     @pytest.mark.parametrize("folder", [False, True])
     def test_the_code_that_the_error_shows_converts_a_pytorch_file(

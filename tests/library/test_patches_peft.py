@@ -33,6 +33,7 @@ def changed(base: Net, count: int) -> tuple[mh.Patch, Net]:
     return mh.Patch.between(base, tuned), tuned
 
 
+@pytest.mark.slow
 def test_peft_loads_the_adapter(tmp_path: Path) -> None:
     from peft import PeftModel
 

@@ -81,6 +81,7 @@ def test_factors_have_the_widths_of_tokens_and_queries(wide_tokens: bool) -> Non
             mh.descend(problem, 2, 20, init=wrong)
 
 
+@pytest.mark.slow
 @pairs
 def test_regularization_paths_are_those_of_the_padded_problem(wide_tokens: bool) -> None:
     problem, square = narrow(wide_tokens)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from tyro.conf import arg
+from tyro.conf import UseAppendAction, arg
 
-from mirrorhead_lab.cli.options import option
+from mirrorhead_lab.cli.options import option, user_errors
 from mirrorhead_lab.experiments import NAMES
 from mirrorhead_lab.runtime.errors import UserError
 from mirrorhead_lab.runtime.folders import check_no_file
@@ -35,6 +35,8 @@ class Report:
     """Where the files of studies are, such as imdb.jsonl."""
     runs: Annotated[Path, arg(metavar="FOLDER")] = Path("runs")
     """Where the folders of single runs are; those that `mirrorhead evaluate` has measured count."""
+    study: Annotated[tuple[str, ...], UseAppendAction, option("MODULE")] = ()
+    """A study of your own to show as well, by the name of its module."""
     markdown: Annotated[Path | None, option("FILE")] = None
     """Also fill the marks in this Markdown page with the tables, and write its figures."""
 
@@ -52,7 +54,8 @@ class Report:
         check_place(page)
         check_no_file(self.results, "--results")
         check_no_file(self.runs, "--runs")
-        studied = studies.parts(self.results)
+        with user_errors(TypeError, ValueError):
+            studied = studies.parts(self.results, self.study)
         evaluated = single_runs(self.runs)
         findings = with_stored([], self.out)
         if not findings and not studied and not evaluated:

@@ -10,7 +10,7 @@ from tyro.conf import Positional, arg
 
 from mirrorhead_lab.cli import options
 from mirrorhead_lab.cli.options import option
-from mirrorhead_lab.studies import NAMES
+from mirrorhead_lab.studies import NAMES, REPORTED
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,7 +50,9 @@ class Study:
         part = made(self, study, self.results, self.runs)
         if part is not None:
             print_findings(part.findings, console())
-            print(f"runs: {self.results / study.file} (`mirrorhead report` shows them)")
+            own = "" if self.name in REPORTED else f" --study {self.name}"
+            path = self.results / study.file
+            print(f"runs: {path} (`mirrorhead report{own}` shows them)")
         return 0
 
 

@@ -6,6 +6,7 @@ results/<name>.jsonl.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,9 +43,13 @@ def load(name: str) -> Study[Any]:
     return found
 
 
-def parts(results: Path) -> list[Part]:
-    """Return the parts of the studies whose files are in a folder; a damaged file is an error."""
+def parts(results: Path, own: Sequence[str] = ()) -> list[Part]:
+    """Return the parts of the studies whose files are in a folder; a damaged file is an error.
+
+    own: the modules of studies beside those of `REPORTED`.
+    """
     from mirrorhead_lab.studies.engine import read_rows
 
-    found = ((study := load(name), read_rows(study, results / study.file)) for name in REPORTED)
+    studies = [load(name) for name in dict.fromkeys((*REPORTED, *own))]
+    found = ((study, read_rows(study, results / study.file)) for study in studies)
     return [study.part(rows) for study, rows in found if len(rows)]

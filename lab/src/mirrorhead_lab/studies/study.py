@@ -169,7 +169,7 @@ class Study(Generic[M]):
     guess: float | None = None
     figures: Sequence[Drawing] = ()
     tables: Callable[[Rows[M]], Iterable[Table]] = plain_table
-    docs: tuple[str, str] = ("results", "")
+    docs: tuple[str, str] = ("", "")
     shared: bool = False
     prefix: str = ""
     group: str = "Beyond the paper"
