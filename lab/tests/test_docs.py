@@ -22,9 +22,9 @@ from playwright.sync_api import Browser
 import mirrorhead
 from browser_pages import opened, served, violations
 from data_slices import make_bert, make_cad, make_eraser, make_imdb
-from mirrorhead_lab import datasets, training
+from mirrorhead_lab import datasets
 from mirrorhead_lab.cli.main import COMMANDS, main, parse
-from mirrorhead_lab.training import sweep
+from mirrorhead_lab.studies import sweep
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -95,8 +95,9 @@ def slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in LOADERS:
         loader = functools.partial(getattr(datasets, name), partial=True)
         monkeypatch.setattr(datasets, name, loader)
-    smaller = {"seeds": range(1), "jobs": 1, "epochs": 1, "partial": True}
-    monkeypatch.setattr(training, "sweep", lambda *a, **k: sweep(*a, **{**k, **smaller}))
+    smaller = {"seeds": range(1), "epochs": 1, "partial": True}
+    own = sweep.sweep
+    monkeypatch.setattr(sweep, "sweep", lambda *a, **k: own(*a, **{**k, **smaller}))
 
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
