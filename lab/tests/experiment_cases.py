@@ -42,6 +42,13 @@ TINY: dict[str, Any] = {
     "starts": quick("starts", trials=3, steps=SHORT, fresh=20),
     "cones": quick("cones", trials=3, p=(1.75, 3.0), steps=(100, 100)),
     "acceleration": quick("acceleration", trials=3, p=(2.0, 5.0), steps=(60, 60), lr=(0.1, 1.0)),
+    **{
+        f"bias-{name}": quick(f"bias-{name}", trials=3, steps=40, rates=(0.03, 0.1))
+        for name in ("attention", "factored", "linear", "network", "batches")
+    },
+    "bias-rates": quick("bias-rates", trials=3, steps=40),
+    "bias-potentials": quick("bias-potentials", trials=3, steps=40),
+    "bias-hybrid": quick("bias-hybrid", trials=3, steps=40, game=50),
     "two-heads": quick("two-heads", trials=3, steps=SHORT),
     "three-classes": quick("three-classes", trials=3, steps=SHORT),
     "two-layers": quick("two-layers", trials=3, steps=SHORT),

@@ -46,8 +46,8 @@ class LinearProblem:
     classes: int | None
 
     def __init__(self, features: Tensor, labels: Tensor, loss: str = "logistic") -> None:
-        if get_loss(loss).name == "linear":
-            raise ValueError("loss must be 'logistic' or 'exponential', got 'linear'")
+        if loss not in ("logistic", "exponential"):
+            raise ValueError(f"loss must be 'logistic' or 'exponential', got {loss!r}")
         features = as_floats("features", features)
         labels = as_tensor("labels", labels, features)
         if features.dim() < 2 or labels.shape != features.shape[:-1] or not labels.numel():

@@ -15,6 +15,7 @@ from typing import Any
 
 from mirrorhead._version import __version__
 from mirrorhead_lab.cli.attention import Attention
+from mirrorhead_lab.cli.bias import Bias
 from mirrorhead_lab.cli.classify import Classify
 from mirrorhead_lab.cli.download import Download
 from mirrorhead_lab.cli.evaluate import Evaluate
@@ -31,6 +32,7 @@ from mirrorhead_lab.runtime.errors import UserError, reason, told
 
 COMMANDS = {
     "reproduce": Reproduce,
+    "bias": Bias,
     "download": Download,
     "train": Train,
     "sweep": Sweep,

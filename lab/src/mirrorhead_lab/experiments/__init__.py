@@ -18,6 +18,8 @@ NAMES = (
     *("lemmas", "theorem-1", "theorem-2", "theorem-3", "theorem-4", "theorem-5"),
     *("feasibility", "cones", "initialization", "normalization", "linear", "joint"),
     *("acceleration", "starts"),
+    *("bias-attention", "bias-factored", "bias-linear", "bias-network"),
+    *("bias-rates", "bias-potentials", "bias-batches", "bias-hybrid"),
     *("two-heads", "three-classes", "two-layers", "choose-p"),  # open questions
 )
 

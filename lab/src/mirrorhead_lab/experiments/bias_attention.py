@@ -23,7 +23,7 @@ from mirrorhead_lab.verdicts import Verdict, judge
 #: Those of the demonstration.
 SOME = (
     *("SGD", "SGD, momentum", "Adam", "RMSprop", "Adagrad", "Muon", "coordinate descent"),
-    *("sign descent", "spectral descent", "nuclear descent", "MirrorDescent 1.5"),
+    *("sign descent", "spectral descent", "MirrorDescent 1.5"),
     "MirrorDescent 3",
 )
 
@@ -78,11 +78,12 @@ EXPERIMENT = Experiment(
     "max-margin direction than to any other's, in one-layer attention too.",
     equation=r"\frac{\min_{i,t} (x_{i\alpha_i} - x_{it})^\top W z_i}{\lVert W \rVert} \Big/ "
     r"\frac{1}{\lVert W_{\mathrm{mm}} \rVert} \to 1",
-    quick=BiasSettings(trials=20, optimizers=SOME, steps=2000),
+    quick=BiasSettings(trials=20, optimizers=SOME, steps=1000),
     full=BiasSettings(trials=100, optimizers=tuple(KNOWN), steps=10_000),
     run=run,
     draw=draw,
     verdict=verdict,
     may_be_nan=("shares", "rates"),
     extent=("steps",),
+    chunk=50,
 )

@@ -22,8 +22,15 @@ from mirrorhead_lab.experiments.experiment import Experiment, Result
 from mirrorhead_lab.plots import Figure
 from mirrorhead_lab.verdicts import Verdict, judge
 
-OPTIMIZERS = ("SGD", "SGD, momentum", "Adam", "Signum", "Muon", "MirrorDescent 1.5",
-              "MirrorDescent 3")  # fmt: skip
+OPTIMIZERS = (
+    "SGD",
+    "SGD, momentum",
+    "Adam",
+    "Signum",
+    "Muon",
+    "MirrorDescent 1.5",
+    "MirrorDescent 3",
+)
 NORMS = ("l1", "l1.5", "l2", "l3", "linf", "nuclear", "Schatten 1.5", "Schatten 3", "spectral")
 
 
@@ -42,13 +49,15 @@ def verdict(result: Result[BiasSettings]) -> Verdict:
         j = int(counts[k].argmax())
         fits = counts[k, j] >= 0.9 and shares[k, j] >= 0.9
         sure = "" if fits else " (no norm fits)"
-        words.append(f"{name} {settings.norms[j]} {shares[k, j]:.3f}, best in {counts[k, j]:.0%}{sure}")
+        words.append(
+            f"{name} {settings.norms[j]} {shares[k, j]:.3f}, best in {counts[k, j]:.0%}{sure}"
+        )
         if name == "SGD":
             nuclear = settings.norms.index("nuclear")
             claimed = True if counts[k, nuclear] >= 0.9 else False if counts[k, j] >= 0.9 else None
     measured = f"best norm after {settings.steps:,} steps, median share: {'; '.join(words)}"
-    return judge(measured, claimed, "Only gradient descent has a norm that theory names; the others "
-                 "are an open question.")  # fmt: skip
+    remark = "Theory names a norm for gradient descent alone; the others are an open question."
+    return judge(measured, claimed, remark)
 
 
 def draw(result: Result[Any]) -> Figure:
@@ -63,11 +72,12 @@ EXPERIMENT = Experiment(
     "max-margin direction of all norms.",
     equation=r"W = K Q^\top: \quad \frac{m(W)}{\lVert W \rVert_*} \Big/ "
     r"\frac{1}{\lVert W_{\mathrm{mm}} \rVert_*} \to 1",
-    quick=BiasSettings(trials=20, optimizers=OPTIMIZERS, norms=NORMS, steps=1000),
+    quick=BiasSettings(trials=20, optimizers=OPTIMIZERS, norms=NORMS, steps=500),
     full=BiasSettings(trials=100, optimizers=OPTIMIZERS, norms=NORMS, steps=10_000),
     run=run,
     draw=draw,
     verdict=verdict,
     may_be_nan=("shares", "rates"),
     extent=("steps",),
+    chunk=50,
 )

@@ -77,7 +77,9 @@ def verdict(result: Result[BiasSettings]) -> Verdict:
         fell = ((curve < 0.99 * highest) & (np.arange(curve.shape[1]) > first[:, None])).any(1)
         falls.append(f"{name} {fell.mean():.0%}")
         gain = np.median((curve[:, -1] / start)[done]) if done.any() else np.nan
-        words.append(f"{name} ({OWN[name]}) grows in {rises[-1]:.0%} of the trials, {gain:.2f} times")
+        words.append(
+            f"{name} ({OWN[name]}) grows in {rises[-1]:.0%} of the trials, {gain:.2f} times"
+        )
     measured = f"margin after {settings.steps:,} steps against the first fit: {'; '.join(words)}"
     remark = f"It falls by more than 1 % somewhere on the way in: {', '.join(falls)}. "
     remark += "The steps are not small: rates are chosen by the training loss."
@@ -111,7 +113,7 @@ EXPERIMENT = Experiment(
     "from the moment when the training data are fitted (arXiv 2410.22069).",
     equation=r"\gamma(k) = \min_i \frac{y_i f(x_i; \theta_k)}{\lVert \theta_k \rVert^2}"
     r"\text{ grows}",
-    quick=BiasSettings(trials=20, optimizers=tuple(OWN), norms=tuple(NORMS), steps=1000),
+    quick=BiasSettings(trials=20, optimizers=tuple(OWN), norms=tuple(NORMS), steps=500),
     full=BiasSettings(
         trials=100, optimizers=(*OWN, "Adam", "Signum", "Muon"), norms=tuple(NORMS), steps=10_000
     ),
@@ -119,4 +121,5 @@ EXPERIMENT = Experiment(
     draw=draw,
     verdict=verdict,
     extent=("steps",),
+    chunk=50,
 )

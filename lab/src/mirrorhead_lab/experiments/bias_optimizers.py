@@ -11,11 +11,13 @@ import math
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from mirrorhead import Grouped, MirrorAdam, MirrorDescent, Norm, PNorm, Schatten, SteepestDescent
+from mirrorhead._files import sha256_of
 from mirrorhead.bias._trainer import MakeOptimizer
 
 NORMS: dict[str, Norm] = {
@@ -107,6 +109,12 @@ def own_optimizer(name: str) -> Callable[..., torch.optim.Optimizer]:
     if not callable(found):
         raise TypeError(f"{name} is not a function, but {found!r}")
     return found
+
+
+def source_hash(name: str) -> str:
+    """Return a hash of the file of an own optimizer: results of other code are computed again."""
+    file = inspect.getsourcefile(inspect.unwrap(own_optimizer(name)))
+    return "" if file is None else sha256_of(Path(file).read_bytes())[:16]
 
 
 def norms_named(names: tuple[str, ...]) -> list[Norm]:

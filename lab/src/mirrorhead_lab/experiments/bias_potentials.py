@@ -101,7 +101,10 @@ def verdict(result: Result[Settings]) -> Verdict:
             limits.append(state)
             words.append(f"{name} {curve[-1]:.3f} of {norm} ({state})")
         else:
-            parts = (f"{share:.2f} of {other}" for share, other in zip(medians[-1], settings.norms, strict=True))
+            parts = (
+                f"{share:.2f} of {other}"
+                for share, other in zip(medians[-1], settings.norms, strict=True)
+            )
             adams.append(f"{name}: {', '.join(parts)}")
     measured = f"median share after {settings.steps:,} steps: {'; '.join(words)}"
     claimed = True if all(own) else False if "another limit" in limits else None
@@ -146,4 +149,5 @@ EXPERIMENT = Experiment(
     verdict=verdict,
     may_be_nan=("shares",),
     extent=("steps",),
+    chunk=50,
 )

@@ -25,21 +25,25 @@ def factored(trials: int, first: int) -> tuple[AttentionProblem, Pair]:
 
 def linear(trials: int, first: int) -> tuple[LinearProblem, None]:
     """Four classes of 16 random features, separable because there are only 12 samples."""
-    features = [on_sphere((12, 16), torch.Generator().manual_seed(first + k)) for k in range(trials)]
+    features = [
+        on_sphere((12, 16), torch.Generator().manual_seed(first + k)) for k in range(trials)
+    ]
     labels = torch.arange(12) % 4
     return LinearProblem(torch.stack(features), labels.expand(trials, 12)), None
 
 
 def binary(trials: int, first: int) -> tuple[LinearProblem, None]:
     """Two classes of 20 random features, 12 samples."""
-    features = [on_sphere((12, 20), torch.Generator().manual_seed(first + k)) for k in range(trials)]
+    features = [
+        on_sphere((12, 20), torch.Generator().manual_seed(first + k)) for k in range(trials)
+    ]
     labels = 1 - 2 * (torch.arange(12) % 2)
     return LinearProblem(torch.stack(features), labels.expand(trials, 12)), None
 
 
 def network(trials: int, first: int) -> tuple[TwoLayers, None]:
     """A network of two layers without biases, 16 hidden units, on 12 samples of 10 features."""
-    drawn = [torch.Generator().manual_seed(first + k) for k in range(trials)]
+    drawn = _generators(trials, first)
     features = torch.stack([on_sphere((12, 10), each) for each in drawn])
     starts = {
         "first": torch.stack([on_sphere((16, 10), each) for each in drawn]),
@@ -49,8 +53,12 @@ def network(trials: int, first: int) -> tuple[TwoLayers, None]:
     return TwoLayers(features, labels, starts), None
 
 
+def _generators(trials: int, first: int) -> list[torch.Generator]:
+    return [torch.Generator().manual_seed(first + k) for k in range(trials)]
+
+
 class TwoLayers:
-    """f(x) = sum_j a_j relu(w_j'x) with the logistic loss, for `follow`: homogeneous of degree 2."""
+    """f(x) = sum_j a_j relu(w_j'x), homogeneous of degree 2, with the logistic loss."""
 
     def __init__(self, features: Tensor, labels: Tensor, starts: dict[str, Tensor]) -> None:
         self.features, self.labels, self.starts = features, labels, starts

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mirrorhead import descend, margin_profile
+from mirrorhead import SteepestDescent, follow
 from mirrorhead.paths.descent import recorded_steps
 from mirrorhead.synthetic import random_problem
 from mirrorhead_lab.experiments.bias_optimizers import norms_named
@@ -27,7 +28,7 @@ class Settings(TrialSettings):
 
     norms: tuple[str, ...] = ("l1", "l2", "linf", "spectral", "nuclear", "rows")
     steps: int = 10_000
-    lr: float = 0.1
+    lr: float = 3.0
 
     @property
     def records(self) -> list[int]:
@@ -40,11 +41,15 @@ def run(settings: Settings) -> dict[str, Tensor]:
     problem = random_problem(settings.trials, first=settings.first)
     shares = []
     for norm in norms_named(settings.norms):
-        path = descend(
-            problem, norm, settings.steps, settings.lr, "steepest", record=settings.records,
+        path = follow(
+            problem,
+            partial(SteepestDescent, lr=settings.lr, geometry=norm),
+            settings.steps,
+            schedule=lambda k: (k + 1) ** -0.5,
+            record=settings.records,
             progress=False,
-        )  # fmt: skip
-        profile = margin_profile(path.W, problem.X, problem.z, path.tokens, norms=[norm])
+        )
+        profile = path.profile([norm], records=True)
         shares.append(profile.shares[..., 0].T)
     return {"shares": torch.stack(shares, 1)}
 
@@ -56,7 +61,9 @@ def verdict(result: Result[Settings]) -> Verdict:
     for k, norm in enumerate(settings.norms):
         curve = np.nanmedian(result["shares"][:, k], 0)
         state = tendency(curve, settings.records)
-        ends = np.interp(np.log([settings.steps / 10, settings.steps]), np.log(settings.records), curve)
+        ends = np.interp(
+            np.log([settings.steps / 10, settings.steps]), np.log(settings.records), curve
+        )
         slope = float(np.diff(np.log10(np.maximum(1 - ends, 1e-12)))[0])
         reached.append(state in ("reached", "slow") or curve[-1] >= 0.9)
         fast.append(slope <= -0.5 + SLACK or curve[-1] >= 0.999)
@@ -66,7 +73,11 @@ def verdict(result: Result[Settings]) -> Verdict:
         f"decade: {'; '.join(words)}"
     )
     slow = [norm for norm, one in zip(settings.norms, fast, strict=True) if not one]
-    remark = f"Slower than 1/sqrt(k) in {', '.join(slow)}: the steps have a constant length." if slow else ""
+    remark = (
+        f"Slower than 1/sqrt(k) in {', '.join(slow)}: the steps have a constant length."
+        if slow
+        else ""
+    )
     if all(reached) and not slow:
         return judge(measured, True)
     return judge(measured, None if all(reached) else False, remark or "Some share stays below .9.")
@@ -93,11 +104,12 @@ EXPERIMENT = Experiment(
     "too, with a margin that is within O(1/sqrt k) of the largest.",
     equation=r"1 - \frac{m(W_k)\, \lVert W_{\mathrm{mm}} \rVert}{\lVert W_k \rVert} = "
     r"O(k^{-1/2})",
-    quick=Settings(trials=20, steps=1000),
+    quick=Settings(trials=20, steps=500),
     full=Settings(trials=100),
     run=run,
     draw=draw,
     verdict=verdict,
     may_be_nan=("shares",),
     extent=("steps",),
+    chunk=50,
 )

@@ -74,7 +74,10 @@ def best_run(
     settings: BiasSettings, make: MakeProblem, name: str, batch: int | None = None
 ) -> tuple[float, OptimizerPath]:
     """Return the learning rate that trains best, and a path with it; NaN for an own rate."""
-    options: dict[str, Any] = {"gradient": settings.gradient, "batch": batch or settings.batch or None}
+    options: dict[str, Any] = {
+        "gradient": settings.gradient,
+        "batch": batch or settings.batch or None,
+    }
     found = candidates(name, settings.rates)
     rate = next(iter(found))
     if len(found) > 1:
@@ -174,7 +177,9 @@ def heat_map(axis: Any, shares: np.ndarray, rows: Sequence[str], norms: Sequence
             words = f"{share:.3f}".removeprefix("0") if np.isfinite(share) else "–"
             colour = "white" if share > 0.85 else "#2b303b"
             weight = "bold" if j == best else "normal"
-            axis.text(j, i, words, ha="center", va="center", fontsize=8.5, color=colour, weight=weight)
+            axis.text(
+                j, i, words, ha="center", va="center", fontsize=8.5, color=colour, weight=weight
+            )
         if best >= 0:
             frame = {"fill": False, "edgecolor": "#D55E00", "linewidth": 1.8}
             axis.add_patch(Rectangle((best - 0.48, i - 0.46), 0.96, 0.92, **frame))
@@ -195,13 +200,11 @@ def map_and_curves(result: Result[Any], named: Sequence[str] | None = None) -> F
     axes = figure.subplots(2, 1, height_ratios=(0.27 * len(rows) + 0.8, 3))
     heat_map(axes[0], at_end(result), rows, norms)
     axes[0].set_title("Share of the largest margin in each norm, median of the trials")
-    drawn = 0
     for k, (name, norm) in enumerate(zip(rows, named, strict=True)):
         best = norm if norm in norms else norms[int(np.nan_to_num(at_end(result)[k]).argmax())]
         curve = np.nanmedian(result["shares"][:, k, :, norms.index(best)], 0)
-        style = ("-", "--", ":", "-.")[drawn // 7 % 4]
+        style = ("-", "--", ":", "-.")[k // 7 % 4]
         axes[1].plot(settings.records, curve, style, label=f"{short(name)}, {best}")
-        drawn += 1
     axes[1].set(xscale="log", xlabel="step", ylabel="share", ylim=(0, 1.02))
     legend_below(figure, axes[1], columns=4)
     return figure

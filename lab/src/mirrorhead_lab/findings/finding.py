@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from mirrorhead_lab.experiments.experiment import TrialSettings
 
 #: What a claim is about, in the order of the report.
-GROUPS = ("The theory", "The paper's figures", "Real data", "Open questions", "Beyond the paper")
+GROUPS = (
+    *("The theory", "The paper's figures", "Bias of optimizers", "Real data"),
+    *("Open questions", "Beyond the paper"),
+)
 #: The words of all verdicts, and of a claim that has none.
 WORDS: tuple[str, ...] = (*verdicts.WORDS, "not finished")
 
