@@ -95,7 +95,7 @@ EXPERIMENT = Experiment(
     equation=r"g_k = \nabla \ell_{i_k}(W_k) \quad \text{instead of} \quad "
     r"\frac1n \sum_i \nabla \ell_i(W_k)",
     quick=Settings(trials=20, steps=1000),
-    full=Settings(trials=100, steps=30_000),
+    full=Settings(trials=100, steps=20_000),
     run=run,
     draw=draw,
     verdict=verdict,

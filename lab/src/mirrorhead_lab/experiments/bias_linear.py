@@ -6,8 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mirrorhead_lab.experiments.bias_attention import SOME, judge_diagonal
-from mirrorhead_lab.experiments.bias_optimizers import KNOWN
+from mirrorhead_lab.experiments.bias_attention import ALL, SOME, judge_diagonal
 from mirrorhead_lab.experiments.bias_problems import linear
 from mirrorhead_lab.experiments.bias_runs import BiasSettings, map_and_curves, run_all
 from mirrorhead_lab.experiments.experiment import Experiment, Result
@@ -38,7 +37,7 @@ EXPERIMENT = Experiment(
     equation=r"\frac{\min_{i,k} (e_{y_i} - e_k)^\top W x_i}{\lVert W \rVert} \Big/ "
     r"\frac{1}{\lVert W_{\mathrm{mm}} \rVert} \to 1",
     quick=BiasSettings(trials=20, optimizers=SOME, steps=500),
-    full=BiasSettings(trials=100, optimizers=tuple(KNOWN), steps=10_000),
+    full=BiasSettings(trials=100, optimizers=ALL, steps=10_000),
     run=run,
     draw=draw,
     verdict=verdict,

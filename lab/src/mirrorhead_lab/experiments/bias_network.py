@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mirrorhead import OptimizerPath, PNorm, Schatten
 from mirrorhead_lab.experiments.bias_problems import TwoLayers, network
-from mirrorhead_lab.experiments.bias_runs import BiasSettings, best_run, heat_map
+from mirrorhead_lab.experiments.bias_runs import BiasSettings, best_run, heat_map, short
 from mirrorhead_lab.experiments.experiment import Experiment, Result
 from mirrorhead_lab.plots import Figure
 from mirrorhead_lab.verdicts import Verdict, judge
@@ -80,10 +80,12 @@ def verdict(result: Result[BiasSettings]) -> Verdict:
         words.append(
             f"{name} ({OWN[name]}) grows in {rises[-1]:.0%} of the trials, {gain:.2f} times"
         )
+    if not rises:
+        return judge("no optimizer here is steepest descent in a norm", None, "Nothing to judge.")
     measured = f"margin after {settings.steps:,} steps against the first fit: {'; '.join(words)}"
     remark = f"It falls by more than 1 % somewhere on the way in: {', '.join(falls)}. "
     remark += "The steps are not small: rates are chosen by the training loss."
-    return judge(measured, min(rises, default=0.0) >= 0.95, remark)
+    return judge(measured, min(rises) >= 0.95, remark)
 
 
 def draw(result: Result[Any]) -> Figure:
@@ -98,9 +100,10 @@ def draw(result: Result[Any]) -> Figure:
     heat_map(axes[0], np.median(shares, 0), rows, settings.norms)
     axes[0].set_title("Share of the largest margin found in each norm, median (no certificate)")
     for k, name in enumerate(rows):
-        if name in OWN:
-            curve = np.median(margins[:, k, :, settings.norms.index(OWN[name])], 0)
-            axes[1].plot(settings.records, curve / curve[-1], label=f"{name}, {OWN[name]}")
+        best = settings.norms[int(np.median(shares[:, k], 0).argmax())]
+        norm = OWN.get(name, best)
+        curve = np.median(margins[:, k, :, settings.norms.index(norm)], 0)
+        axes[1].plot(settings.records, curve / abs(curve[-1]), label=f"{short(name)}, {norm}")
     axes[1].set(xscale="log", xlabel="step", ylabel="margin, relative to the end", ylim=(-0.5, 1.2))
     axes[1].legend()
     return figure

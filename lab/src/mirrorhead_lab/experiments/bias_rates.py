@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mirrorhead import SteepestDescent, follow
+from mirrorhead import margin_profile
 from mirrorhead.paths.descent import recorded_steps
 from mirrorhead.synthetic import random_problem
 from mirrorhead_lab.experiments.bias_optimizers import norms_named
@@ -41,15 +40,13 @@ def run(settings: Settings) -> dict[str, Tensor]:
     problem = random_problem(settings.trials, first=settings.first)
     shares = []
     for norm in norms_named(settings.norms):
-        path = follow(
-            problem,
-            partial(SteepestDescent, lr=settings.lr, geometry=norm),
-            settings.steps,
-            schedule=lambda k: (k + 1) ** -0.5,
-            record=settings.records,
-            progress=False,
-        )
-        profile = path.profile([norm], records=True)
+        W, weights = torch.zeros(problem.weight_shape).to(problem.X), []
+        for k in range(settings.steps):
+            W = W - settings.lr / (k + 1) ** 0.5 * problem.gradient(W).steepest(norm)
+            if k + 1 in settings.records:
+                weights.append(W)
+        tokens = problem.select(W)
+        profile = margin_profile(torch.stack(weights), problem.X, problem.z, tokens, norms=[norm])
         shares.append(profile.shares[..., 0].T)
     return {"shares": torch.stack(shares, 1)}
 
@@ -104,7 +101,7 @@ EXPERIMENT = Experiment(
     "too, with a margin that is within O(1/sqrt k) of the largest.",
     equation=r"1 - \frac{m(W_k)\, \lVert W_{\mathrm{mm}} \rVert}{\lVert W_k \rVert} = "
     r"O(k^{-1/2})",
-    quick=Settings(trials=20, steps=500),
+    quick=Settings(trials=20, steps=2000),
     full=Settings(trials=100),
     run=run,
     draw=draw,
