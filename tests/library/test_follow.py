@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import mpmath
 import pytest
@@ -135,7 +136,7 @@ def adam_with_600_digits(problem: mh.AttentionProblem, lr: float, steps: int) ->
     """Adam with eps = 0 on one trial, in arithmetic that does not underflow."""
     with mpmath.workdps(600):
 
-        def exact(x: Tensor) -> mpmath.matrix:
+        def exact(x: Tensor) -> Any:
             return mpmath.matrix(x.tolist())
 
         X, z, v = [exact(x) for x in problem.X], [exact(x) for x in problem.z], exact(problem.v)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import cvxpy as cp
 import numpy as np
@@ -25,10 +26,11 @@ def smallest_norm(rows: np.ndarray, shape: tuple[int, ...], norm: mh.Norm) -> fl
         size = cp.normNuc(W) if norm.p == 1 else cp.sigma_max(W)
     else:
         assert isinstance(norm, mh.PNorm)
-        size = cp.norm(cp.vec(W, "C"), "inf" if norm.p == math.inf else norm.p)
+        p: Any = "inf" if norm.p == math.inf else norm.p
+        size = cp.norm(cp.vec(W, "C"), p)
     problem = cp.Problem(cp.Minimize(size), [rows @ cp.vec(W, "C") >= 1])
     problem.solve(cp.CLARABEL, tol_gap_abs=1e-9, tol_gap_rel=1e-9, tol_feas=1e-9)
-    return float(problem.value)
+    return float(size.value)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.slow

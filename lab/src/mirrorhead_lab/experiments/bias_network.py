@@ -76,10 +76,8 @@ def verdict(result: Result[BiasSettings]) -> Verdict:
         highest = np.maximum.accumulate(np.where(fitted, curve, 0.0), 1)
         fell = ((curve < 0.99 * highest) & (np.arange(curve.shape[1]) > first[:, None])).any(1)
         falls.append(f"{name} {fell.mean():.0%}")
-        gain = np.median((curve[:, -1] / start)[done]) if done.any() else np.nan
-        words.append(
-            f"{name} ({OWN[name]}) grows in {rises[-1]:.0%} of the trials, {gain:.2f} times"
-        )
+        gain = f", {np.median((curve[:, -1] / start)[done]):.2f} times" if done.any() else ""
+        words.append(f"{name} ({OWN[name]}) grows in {rises[-1]:.0%}{gain}")
     if not rises:
         return judge("no optimizer here is steepest descent in a norm", None, "Nothing to judge.")
     measured = f"margin after {settings.steps:,} steps against the first fit: {'; '.join(words)}"

@@ -84,7 +84,7 @@ def predicted(name: str) -> str:
 
 def candidates(name: str, rates: tuple[float, ...]) -> dict[float, MakeOptimizer]:
     """Return an optimizer with each of the learning rates; NaN stands for its own rate."""
-    make = KNOWN[name].make if name in KNOWN else own_optimizer(name)
+    make: Any = KNOWN[name].make if name in KNOWN else own_optimizer(name)
     parameters = list(inspect.signature(make).parameters.values())
     needed = [one for one in parameters if one.default is inspect.Parameter.empty]
     if len(needed) > 1 or "lr" in [one.name for one in parameters]:
@@ -101,7 +101,7 @@ def own_optimizer(name: str) -> Callable[..., torch.optim.Optimizer]:
             f"there is no optimizer {name!r}; there are {', '.join(KNOWN)}, and your own as"
             " package.module:function"
         )
-    found = import_module(module)
+    found: Any = import_module(module)
     for part in attribute.split("."):
         if not hasattr(found, part):
             raise ValueError(f"{module} has no {attribute!r}")

@@ -77,10 +77,10 @@ def _descent(problem, potential, lr: float, settings: Settings):  # pyright: ign
     """Yield W at the records of u <- u - lr g / ||g||_*, W = inverse(u)."""
     wanted, u = set(settings.records), problem.start()["W"]
     for k in range(1, settings.steps + 1):
-        gradient = problem.gradients({"W": potential.inverse(u)})["W"]
+        gradient = problem.gradients({"W": potential.inverse(u, -1)})["W"]
         u = u - lr * gradient.divided_by_dual(potential.limit)
         if k in wanted:
-            yield potential.inverse(u)
+            yield potential.inverse(u, -1)
 
 
 def _shares(problem, weights: Tensor, settings: Settings) -> Tensor:  # pyright: ignore

@@ -69,7 +69,8 @@ def unfinished(
     about = {
         key: getattr(experiment, key) for key in ("name", "title", "claim", "equation", "group")
     }
-    docs = ("evidence/paper", experiment.name) if experiment.name in NAMES else ("", "")
+    page = "evidence/bias" if experiment.name.startswith("bias-") else "evidence/paper"
+    docs = (page, experiment.name) if experiment.name in NAMES else ("", "")
     return Finding(**about, settings=settings, command=command, docs=docs, failure=failure)
 
 
