@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -56,8 +58,9 @@ def lbfgs(params):
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "their_optimizers.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", ["", *__import__("sys").path])
-    monkeypatch.setenv("PYTHONPATH", __import__("os").environ.get("PYTHONPATH", ""))
+    monkeypatch.delitem(sys.modules, "their_optimizers", raising=False)
+    monkeypatch.setattr("sys.path", ["", *sys.path])
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     return tmp_path
 
 
@@ -73,6 +76,7 @@ def test_strangers_optimizers_go_through_at_first_try(
     printed = capsys.readouterr().out
     assert all(name in printed for name in ("Lion", "trust", "fixed", "linf"))
     assert (here / "out" / "report.html").exists()
+    assert (here / "out" / f"bias-{problem}.svg").read_text().startswith("<?xml")
     # The same command again computes nothing.
     assert main([*words, "--alone", "--out", "out"]) == 0
     # Other code under the same name is another run.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -57,8 +58,11 @@ class Bias:
     def run(self) -> int:
         from rich.console import Console
 
+        from mirrorhead._files import write_atomically
         from mirrorhead_lab.experiments import load
+        from mirrorhead_lab.experiments.bias_runs import map_alone
         from mirrorhead_lab.experiments.runner import Run, execute
+        from mirrorhead_lab.findings.figures import PartFigure
         from mirrorhead_lab.report.findings import finding_of
         from mirrorhead_lab.report.page import check_place, write_report
         from mirrorhead_lab.report.terminal import print_findings, print_place
@@ -75,6 +79,10 @@ class Bias:
         write_report(page, [finding], [])
         if run.result is not None:
             console.print(_table(run.result))
+            picture = self.out / f"{experiment.name}.svg"
+            drawing = PartFigure(experiment.name, experiment.title, partial(map_alone, run.result))
+            write_atomically(picture, drawing.svg_file())
+            print(f"picture: {picture}")
         print_findings([finding], console)
         print_place(page)
         if finding.failure:
@@ -109,16 +117,13 @@ def _table(result: Result[Any]) -> Table:
     import numpy as np
     from rich.table import Table
 
-    from mirrorhead_lab.experiments.bias_runs import at_end, short
+    from mirrorhead_lab.experiments.bias_runs import shares_of, short
 
     settings = result.settings
-    if "shares" in result.arrays:
-        shares, title = at_end(result), "share of the largest margin, median of the trials"
-    else:
-        margins = result["margins"][:, :, -1]
-        shares = np.median(margins / margins.max(1, keepdims=True), 0)
-        title = "share of the largest margin found (no certificate), median of the trials"
-    table = Table(title=title)
+    certified = "shares" in result.arrays
+    title = "share of the largest margin" + ("" if certified else " found (no certificate)")
+    shares = shares_of(result)
+    table = Table(title=f"{title}, median of the trials")
     table.add_column("optimizer")
     for norm in settings.norms:
         table.add_column(norm, justify="right")

@@ -94,7 +94,7 @@ EXPERIMENT = Experiment(
     "sample at a time Adam does not (arXiv 2510.26303), and Signum still does.",
     equation=r"g_k = \nabla \ell_{i_k}(W_k) \quad \text{instead of} \quad "
     r"\frac1n \sum_i \nabla \ell_i(W_k)",
-    quick=Settings(trials=20, steps=1000),
+    quick=Settings(trials=20, steps=1000, batches=(12, 1)),
     full=Settings(trials=100, steps=20_000),
     run=run,
     draw=draw,

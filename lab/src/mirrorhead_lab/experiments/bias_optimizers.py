@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -106,9 +106,9 @@ def own_optimizer(name: str) -> Callable[..., torch.optim.Optimizer]:
         if not hasattr(found, part):
             raise ValueError(f"{module} has no {attribute!r}")
         found = getattr(found, part)
-    if not callable(found):
-        raise TypeError(f"{name} is not a function, but {found!r}")
-    return found
+    if callable(found):
+        return cast("Callable[..., torch.optim.Optimizer]", found)
+    raise TypeError(f"{name} is not a function, but {found!r}")
 
 
 def source_hash(name: str) -> str:

@@ -21,7 +21,7 @@ from mirrorhead.bias._trainer import MakeOptimizer
 from mirrorhead.paths.descent import recorded_steps
 from mirrorhead_lab.experiments.bias_optimizers import candidates, norms_named, predicted
 from mirrorhead_lab.experiments.experiment import Result, TrialSettings
-from mirrorhead_lab.plots import Figure, legend_below
+from mirrorhead_lab.plots import Figure, legend_below, panels
 
 PILOT, PILOT_SEED = 5, 1_000_000
 #: A share above this counts as the whole margin, one whose limit is below OTHER as another limit.
@@ -187,6 +187,22 @@ def heat_map(axis: Any, shares: np.ndarray, rows: Sequence[str], norms: Sequence
     axis.set_yticks(range(len(rows)), [short(row) for row in rows])
     axis.set(xlabel="norm", ylabel="optimizer")
     axis.grid(False)
+
+
+def map_alone(result: Result[Any]) -> Figure:
+    """Draw the heat map alone: the picture that `mirrorhead bias` writes."""
+    rows = result.settings.optimizers
+    figure, axes = panels(1, height=1.2 + 0.27 * len(rows))
+    heat_map(axes[0], shares_of(result), rows, result.settings.norms)
+    return figure
+
+
+def shares_of(result: Result[Any]) -> np.ndarray:
+    """Return the medians at the end, of a network those of the largest margin that was found."""
+    if "shares" in result.arrays:
+        return at_end(result)
+    margins = result["margins"][:, :, -1]
+    return np.median(margins / margins.max(1, keepdims=True), 0)
 
 
 def map_and_curves(result: Result[Any], named: Sequence[str] | None = None) -> Figure:
