@@ -21,6 +21,7 @@ def in_torch(call):
     """The result of `call` without the kernel."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_compiled, "can_solve", lambda A, schedule: False)
+        patch.setattr(_compiled, "_cones", lambda: None)
         return call()
 
 
@@ -170,3 +171,34 @@ def test_problems_with_more_rows_than_columns(p, n, d):
     assert _linear_systems.system_kind(A, FIRST.dense_limit) == "columns"
     fast, _ = both(X, z, tokens, p=p)
     assert fast.optimal.all()
+
+
+CONES = (mh.Schatten(1), mh.Schatten(float("inf")))
+
+
+@pytest.mark.parametrize("norm", CONES, ids=repr)
+@pytest.mark.parametrize("shape", [(20, 6, 8, 10), (9, 12, 3, 5), (3, 1, 4, 7), (4, 5, 1, 3)])
+def test_cones_are_solved_as_in_torch(norm, shape):
+    X, z, tokens = random_problem(*shape, seed=12)
+    z = torch.cat([z, z.flip(-1)], -1)[..., : shape[-1] + 2]  # W is not square
+    mask = torch.rand(X.shape[:-1], generator=generator(13)) < 0.8
+    mask = mask.scatter(-1, tokens.unsqueeze(-1), True)
+    for options in ({}, {"mask": mask}):
+        fast = mh.attention_svm(X, z, tokens, norm, **options)
+        slow = in_torch(lambda options=options: mh.attention_svm(X, z, tokens, norm, **options))
+        assert fast.status == slow.status
+        assert fast.check(X, z, tokens, **options).supported.all()
+        assert (fast.iterations - slow.iterations).abs().double().mean() <= 1
+        torch.testing.assert_close(fast.norm, slow.norm, rtol=3e-9, atol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("norm", CONES, ids=repr)
+@pytest.mark.parametrize("name", NASTY)
+def test_nasty_cones_end_as_in_torch(name, norm):
+    data = nasty(name, 10)
+    slow = in_torch(lambda: mh.attention_svm(*data, norm))
+    assert slow.check(*data).supported.all()
+    assert (slow.optimal | (slow.gap < 1e-6)).all(), slow
+    fast = mh.attention_svm(*data, norm)
+    torch.testing.assert_close(fast.norm, slow.norm, rtol=1e-6, atol=0)

@@ -24,7 +24,13 @@ needs_library = pytest.mark.skipif(not native.available(), reason="the C library
 @pytest.fixture
 def fresh() -> Iterator[None]:
     """Look for the library again, before the test and after it."""
-    caches = (native._load, native._warn, _compiled._solver)
+    caches = (
+        native._load,
+        native._warn,
+        _compiled._solver,
+        _compiled._cones,
+        _compiled._lapack_is_known,
+    )
     for cache in caches:
         cache.cache_clear()
     yield

@@ -1,7 +1,8 @@
-"""The interior point method in C, for problems whose systems are small enough to factor.
+"""The interior point methods in C, for problems whose systems are small enough to factor.
 
-native/margin.c holds all steps of one problem; torch calls would take most of a small problem's
-time. It takes BLAS and LAPACK from scipy, at the addresses that scipy gives to Cython.
+native/margin.c (p-norms) and native/cone.c (Schatten(1) and Schatten(inf)) hold all steps of one
+problem; torch calls would take most of a small problem's time. They take BLAS and LAPACK from
+scipy, at the addresses that scipy gives to Cython.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import functools
 import importlib
 from collections.abc import Callable
 from enum import IntEnum
+from typing import Any
 
 import torch
 from threadpoolctl import ThreadpoolController
@@ -23,6 +25,8 @@ from mirrorhead.margin._newton_step import Schedule, Start
 # Up to this many rows, and three times as many as columns, factoring K in C is faster than what
 # torch does. It is even where torch has a smaller system, that of columns.
 MOST_ROWS = 1_100
+# Cone programs of more rows are left to torch, which uses all threads.
+MOST_CONE_ROWS = 400
 AT_ONCE = 1 << 22  # problems in one call, times the entries of K
 
 
@@ -72,29 +76,69 @@ def solve(
     gap = b.new_empty(B)
     verdict, iterations = (torch.empty(B, dtype=torch.int64) for _ in range(2))
     tensors = (*data, w, lam, gap, verdict, iterations)
-    with _blas().limit(limits=1):  # on such sizes more threads wait for each other
-        some = min(64, max(1, AT_ONCE // A.rows**2))
-        for i in range(0, B, some):  # between calls Ctrl-C is heard
-            parts = [x[i : i + some] for x in tensors]
-            pointers = [x.data_ptr() for x in parts]
-            sizes = (len(parts[0]), n, R, a, A.right.shape[2])
-            if solve_margins(*pointers, *sizes, p, tol, start is not None, ctypes.byref(rule)):
-                raise MemoryError("no memory for the working space of one problem")
+    some = min(64, max(1, AT_ONCE // A.rows**2))
+    sizes = (n, R, a, A.right.shape[2])
+    _call(solve_margins, tensors, some, *sizes, p, tol, start is not None, ctypes.byref(rule))
     return w, lam, gap, verdict, iterations
+
+
+def solve_cones(
+    A: ConstraintMatrix, b: Tensor, point: tuple[Tensor, ...], summed: bool, *rule: float
+) -> tuple[Tensor, ...] | None:
+    """Solve Schatten(1) (`summed`) or Schatten(inf): w, lam, gap, iterations; None if it cannot.
+
+    point: x, z, u and lam of `_conic.py`; rule: tol, the most iterations, and the most of them
+    without progress.
+    """
+    function = _cones()
+    if function is None or A.rows > MOST_CONE_ROWS or A.left.device.type != "cpu":
+        return None
+    data = [x.contiguous() for x in (A.left, A.right, b, *point[:3])]
+    lam, w, gap = point[3].clone(), b.new_zeros(A.batch, A.columns), b.new_empty(A.batch)
+    iterations = torch.empty(A.batch, dtype=torch.int64)
+    sizes = (*A.left.shape[1:], A.right.shape[2])
+    _call(function, (*data, lam, w, gap, iterations), 64, *sizes, summed, *rule)
+    return w, lam, gap, iterations
+
+
+def _call(function: Callable[..., int], tensors: tuple[Tensor, ...], some: int, *rest: Any) -> None:
+    """Call a kernel on `some` problems at a time: between the calls Ctrl-C is heard."""
+    with _blas().limit(limits=1):  # on such sizes more threads wait for each other
+        for i in range(0, len(tensors[0]), some):
+            parts = [x[i : i + some] for x in tensors]
+            if function(*(x.data_ptr() for x in parts), len(parts[0]), *rest):
+                raise MemoryError("no memory for the working space of one problem")
+
+
+_POINTER, _SIZE = ctypes.c_void_p, ctypes.c_int64
+# In the order of `struct lapack` in native/lapack.h.
+_ROUTINES = {
+    "cython_blas": ("dgemm", "dtrsm"),
+    "cython_lapack": ("dpotrf", "dpotrs", "dsyev", "dgesdd"),
+}
 
 
 @functools.cache
 def _solver() -> Callable[..., int] | None:
-    pointer, size, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
-    use_lapack = native.function("use_lapack", [pointer] * 3)
-    types = [*[pointer] * 8, *[size] * 5, number, number, ctypes.c_int, ctypes.POINTER(Rule)]
-    solve_margins = native.function("solve_margins", types)
-    lapack = [_address("cython_lapack", name) for name in ("dpotrf", "dpotrs")]
-    routines = [_address("cython_blas", "dgemm"), *lapack]
+    number, rule = ctypes.c_double, ctypes.POINTER(Rule)
+    types = [*[_POINTER] * 8, *[_SIZE] * 5, number, number, ctypes.c_int, rule]
+    return native.function("solve_margins", types) if _lapack_is_known() else None
+
+
+@functools.cache
+def _cones() -> Callable[..., int] | None:
+    types = [*[_POINTER] * 10, *[_SIZE] * 5, ctypes.c_int, ctypes.c_double, _SIZE, _SIZE]
+    return native.function("solve_cones", types) if _lapack_is_known() else None
+
+
+@functools.cache
+def _lapack_is_known() -> bool:
+    use_lapack = native.function("use_lapack", [_POINTER])
+    routines = [_address(module, name) for module, names in _ROUTINES.items() for name in names]
     if use_lapack is None or None in routines:
-        return None
-    use_lapack(*routines)
-    return solve_margins
+        return False
+    use_lapack((_POINTER * len(routines))(*routines))
+    return True
 
 
 @functools.cache

@@ -116,6 +116,10 @@ class Program(ABC):
     def tidied(self, point: Point) -> Point:
         """Return the point without what rounding did to its fixed parts."""
 
+    def compiled(self, point: Point, tol: float) -> tuple[Tensor, ...] | None:
+        """Return what `_iterate` does, by a compiled kernel; None if there is none."""
+        return None
+
     def margin(self, w: Tensor) -> Tensor:
         values = torch.where(self.b > 0, self.A.apply(w) / self.b, math.inf)
         return values.amin(-1)
@@ -138,7 +142,8 @@ def solve_program(A: ConstraintMatrix, b: Tensor, program: Program, tol: float) 
         some = program.take(index)
         w = result.w[index]
         margin = some.margin(w).unsqueeze(-1)
-        found = _iterate(some, some.start(1.5 / margin * w), tol)
+        point = some.start(1.5 / margin * w)
+        found = some.compiled(point, tol) or _iterate(some, point, tol)
         result.w[index], result.lam[index], result.gap[index] = found[:3]
         result.iterations[index] += found[3]
     return result

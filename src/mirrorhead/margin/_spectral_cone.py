@@ -24,7 +24,15 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mirrorhead.geometry import Schatten
-from mirrorhead.margin._conic import Point, Program, Scaling, solve_program
+from mirrorhead.margin import _compiled
+from mirrorhead.margin._conic import (
+    MAX_ITERATIONS,
+    PATIENCE,
+    Point,
+    Program,
+    Scaling,
+    solve_program,
+)
 from mirrorhead.margin._constraints import ConstraintMatrix
 from mirrorhead.margin._interior_point import SolverResult
 from mirrorhead.margin._linear_systems import RefinedSystem, refuse_large
@@ -84,6 +92,10 @@ class SpectralProgram(Program):
         trace = 0.5 * point.x.diagonal(dim1=-2, dim2=-1).sum(-1)
         upper = trace if self.summed else trace / self.degree
         return upper, torch.ones_like(upper)
+
+    def compiled(self, point: Point, tol: float) -> tuple[Tensor, ...] | None:
+        rule = tol, MAX_ITERATIONS, PATIENCE
+        return _compiled.solve_cones(self.A, self.b, point, self.summed, *rule)
 
     def scaling(self, point: Point) -> Scaling:
         return (_Summed if self.summed else _Largest)(self, point)

@@ -10,33 +10,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "native.h"
-
-#define EACH(k, n) _Pragma("omp simd") for (long k = 0; k < (n); k++)
-#define SUM(k, n, term) ({ double y_ = 0; \
-    _Pragma("omp simd reduction(+ : y_)") for (long k = 0; k < (n); k++) y_ += (term); y_; })
-#define LEAST(k, n, term) ({ double y_ = INFINITY; \
-    _Pragma("omp simd reduction(min : y_)") \
-    for (long k = 0; k < (n); k++) { double t_ = (term); y_ = t_ < y_ ? t_ : y_; } y_; })
-#define MOST(k, n, term) (-LEAST(k, n, -(term)))
+#include "lapack.h"
 
 /* Entries below count as zero: the logarithm stays finite, and every power met here is 0. */
 #define TINY 1e-290
 
-typedef void gemm_function(const char *, const char *, const int *, const int *, const int *,
-                           const double *, const double *, const int *, const double *,
-                           const int *, const double *, double *, const int *);
-typedef void potrf_function(const char *, const int *, double *, const int *, int *);
-typedef void potrs_function(const char *, const int *, const int *, const double *, const int *,
-                            double *, const int *, int *);
-static gemm_function *dgemm;
-static potrf_function *dpotrf;
-static potrs_function *dpotrs;
+struct lapack EXPORT(lapack);
 
-void EXPORT(use_lapack)(void *gemm, void *potrf, void *potrs) {
-    dgemm = (gemm_function *)gemm;
-    dpotrf = (potrf_function *)potrf;
-    dpotrs = (potrs_function *)potrs;
+/* The routines in the order of the struct. */
+void EXPORT(use_lapack)(void *const *routines) {
+    memcpy(&EXPORT(lapack), routines, sizeof EXPORT(lapack));
 }
 
 struct rule { /* Schedule of _newton_step.py and the constants of _interior_point.py */
@@ -69,14 +52,12 @@ static double clamp(double x, double low, double high) {
     return x < low ? low : x > high ? high : x;
 }
 
-static double dot(const double *x, const double *y, long n) { return SUM(k, n, x[k] * y[k]); }
-
 /* out (ny, nx) with the entries <x_i, y_j>, of x (nx, k) and y (ny, k); rows of out ld apart. */
 static void products(const double *x, long nx, const double *y, long ny, long k, double *out,
                      long ld) {
     const int rows = (int)nx, columns = (int)ny, inner = (int)k, step = (int)ld;
     const double one = 1, zero = 0;
-    dgemm("T", "N", &rows, &columns, &inner, &one, x, &inner, y, &inner, &zero, out, &step);
+    EXPORT(lapack).gemm("T", "N", &rows, &columns, &inner, &one, x, &inner, y, &inner, &zero, out, &step);
 }
 
 /* (A w)_t = left_t' W right_i */
@@ -98,7 +79,7 @@ static void adjoint(const struct state *S, const double *lam, double *out) {
         for (long t = S->first[i]; t < S->first[i + 1]; t++)
             EACH(x, a) pulled[x] += lam[t] * S->left[t * a + x];
     }
-    dgemm("N", "T", &c, &a, &n, &one, S->right, &c, S->image, &a, &zero, out, &c);
+    EXPORT(lapack).gemm("N", "T", &c, &a, &n, &one, S->right, &c, S->image, &a, &zero, out, &c);
 }
 
 /* gram = A diag(h) A', by its blocks left_i diag(H (right_i o right_j)) left_j' with j <= i. */
@@ -129,7 +110,7 @@ static void factor(struct state *S) {
             memcpy(S->K + t * m, S->gram + t * m, (t + 1) * sizeof *S->K);
             S->K[t * m + t] = (S->K[t * m + t] + S->u[t] / S->lam[t]) * (1 + jitter);
         }
-        dpotrf("U", &size, S->K, &size, &failed);
+        EXPORT(lapack).potrf("U", &size, S->K, &size, &failed);
     }
 }
 
@@ -137,7 +118,7 @@ static void factor(struct state *S) {
 static void solve(const struct state *S, double *x) {
     const int size = (int)S->m, one = 1;
     int failed;
-    dpotrs("U", &size, &one, S->K, &size, x, &size, &failed);
+    EXPORT(lapack).potrs("U", &size, &one, S->K, &size, x, &size, &failed);
 }
 
 static double log_norm(const double *log_x, long n, double p) {
