@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 import json
 import os
 from dataclasses import dataclass
@@ -15,7 +13,6 @@ from tyro.conf import Positional
 from mirrorhead_lab.cli import options
 from mirrorhead_lab.cli.options import option
 from mirrorhead_lab.runtime.errors import UserError
-from mirrorhead_lab.runtime.folders import check_writable
 
 if TYPE_CHECKING:
     from mirrorhead_lab.datasets import Splits, Texts
@@ -67,37 +64,18 @@ class Tune:
             return self._tune()
 
     def _tune(self) -> int:
-        from mirrorhead.patches.model_config import classifier_config
-        from mirrorhead_lab.datasets import fingerprint_of
-        from mirrorhead_lab.models.pretrained import PretrainedClassifier, default_encoder
+        from mirrorhead_lab.models.pretrained import default_encoder
         from mirrorhead_lab.training import Console
-        from mirrorhead_lab.training.tuning import TuneSets, TuneSettings, is_finished, tune
+        from mirrorhead_lab.training.tuning import TuneSettings, tune
 
         names = ("p", "reach", "epochs", "batch_size", "max_length", "seed")
         given: Any = {name: getattr(self, name) for name in names}
         settings = TuneSettings(texts=self.texts or None, **given)
-        task = self._task()
+        task, base = self._task(), self.base or default_encoder()
         reach = "" if self.reach is None else f"-reach{self.reach:g}"
         name = f"tune-{task.name}-p{self.p:g}{reach}-seed{self.seed}"
         folder = self.out or Path("runs") / name
-        base = self.base or default_encoder()
-        about = {"task": task.name, "classes": list(task.classes), "base": str(base)}
-        about |= {"keep": self.keep} | dataclasses.asdict(settings)
-        # The same names can stand for other texts and weights, whose results are not these.
-        about |= {"content of the data": fingerprint_of(task), "content of the base": _sha256(base)}
-        if is_finished(folder, about):
-            return self._show(folder, base)
-        config = classifier_config(task.classes, settings.max_length)
-        check_writable(folder)
-        model = PretrainedClassifier(base, len(task.classes))
-        model.config = config
-        sets = TuneSets.of(task, base, settings)
-        longest = max(part.longest() for part in (sets.train, sets.validation, sets.test))
-        positions = getattr(model.encoder.config, "max_position_embeddings", None)
-        if positions is not None and longest > positions:
-            most = f"{positions}, the number of positions of {base}"
-            raise UserError(f"--max-length must be at most {most}, got {self.max_length}")
-        tune(model, sets, settings, self.keep, folder, about, loggers=[Console()])
+        tune(task, base, settings, self.keep, folder, loggers=[Console()])
         return self._show(folder, base)
 
     def _show(self, folder: Path, base: Path) -> int:
@@ -127,18 +105,6 @@ class Tune:
         if data.kind != "text":
             raise UserError(f"tune is for texts, {self.task} has {data.kind}")
         return data.read(self.data, download=self.download, partial=self.partial)
-
-
-def _sha256(base: Path) -> str:
-    """A hash of the files with a base's weights."""
-    from mirrorhead.patches.checkpoints import checkpoint_files
-
-    digest = hashlib.sha256()
-    for path in checkpoint_files(base):
-        with path.open("rb") as file:
-            while piece := file.read(1 << 20):
-                digest.update(piece)
-    return digest.hexdigest()[:16]
 
 
 def _print_table(rows: list[SizeRow], chosen: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -17,9 +18,11 @@ from torch.optim import AdamW, Optimizer
 from mirrorhead._files import remove_folder, write_atomically, write_json
 from mirrorhead.optim import MirrorAdam
 from mirrorhead.patches import Patch
-from mirrorhead.patches.model_config import KEY
-from mirrorhead_lab.datasets import Splits, Texts
+from mirrorhead.patches.checkpoints import checkpoint_files
+from mirrorhead.patches.model_config import KEY, classifier_config
+from mirrorhead_lab.datasets import Splits, Texts, fingerprint_of
 from mirrorhead_lab.models.pretrained import HEAD, PretrainedClassifier, Tokens, accuracy
+from mirrorhead_lab.runtime.folders import check_writable
 from mirrorhead_lab.training import run_folder
 from mirrorhead_lab.training.checkpoints import checkpoints
 from mirrorhead_lab.training.loggers import Logger
@@ -176,32 +179,43 @@ def fine_tune(
     return TuneResult([epoch["train_loss"] for epoch in epochs], scores)
 
 
-def is_finished(folder: Path, about: dict[str, Any]) -> bool:
-    """Whether a folder has the run that `about` describes, and it has finished."""
-    names = (TABLE, PATCH, TUNED)
-    return run_folder.belongs(folder, about) and all((folder / name).exists() for name in names)
-
-
 def tune(
-    model: PretrainedClassifier,
-    sets: TuneSets,
+    task: Splits[Texts],
+    base: Path,
     settings: TuneSettings,
     keep: float,
     folder: Path,
-    about: dict[str, Any],
     *,
     loggers: Sequence[Logger] = (),
 ) -> None:
-    """Fine-tune in a folder, or resume there; score patches of every size and write one.
+    """Fine-tune a base in a folder, or resume there; score patches of every size and write one.
 
     The folder gets the log, the patch with the share `keep` of the changes, all tuned weights and,
-    last, the table of sizes, with which the run is finished. Checkpoints are removed then.
-
-    Args:
-        about: what the run is known by.
+    last, the table of sizes, with which the run is finished. Checkpoints are removed then. Nothing
+    is done for a finished run.
     """
+    about = {"task": task.name, "classes": list(task.classes), "base": str(base)}
+    about |= {"keep": keep} | asdict(settings)
+    # The same names can stand for other texts and weights, whose results are not these.
+    about |= {"content of the data": fingerprint_of(task), "content of the base": _sha256(base)}
+
+    def finished() -> bool:
+        there = all((folder / name).exists() for name in (TABLE, PATCH, TUNED))
+        return run_folder.belongs(folder, about) and there
+
+    if finished():
+        return
+    check_writable(folder)
+    model = PretrainedClassifier(base, len(task.classes))
+    model.config = classifier_config(task.classes, settings.max_length)
+    sets = TuneSets.of(task, base, settings)
+    longest = max(part.longest() for part in (sets.train, sets.validation, sets.test))
+    positions = getattr(model.encoder.config, "max_position_embeddings", None)
+    if positions is not None and longest > positions:
+        most = f"{positions}, the number of positions of {base}"
+        raise ValueError(f"max_length must be at most {most}, got {settings.max_length}")
     with run_folder.locked_run(folder):
-        if is_finished(folder, about):  # another process may have been faster
+        if finished():  # another process may have been faster
             return
         run_folder.claim(folder, about, write=True)
         epochs = Loop(FineTuning(model, sets, settings), folder, loggers=loggers).run()
@@ -260,6 +274,16 @@ def size_table(
     model.load_tuned(tuned)
     assert chosen is not None, "keep is one of the shares"
     return rows, chosen
+
+
+def _sha256(base: Path) -> str:
+    """Return a hash of the files with a base's weights."""
+    digest = hashlib.sha256()
+    for path in checkpoint_files(base):
+        with path.open("rb") as file:
+            while piece := file.read(1 << 20):
+                digest.update(piece)
+    return digest.hexdigest()[:16]
 
 
 def _weights(model: PretrainedClassifier) -> int:
