@@ -28,7 +28,7 @@ from mirrorhead_lab.datasets.sources import (
     fetch_source,
     locate,
 )
-from run_cases import make_text_run, make_text_sweep, make_vit_run
+from run_cases import make_text_run, make_vit_run
 
 CONTENT = np.random.default_rng(0).bytes(600_000)
 
@@ -239,7 +239,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     make_text_run(folder / "text")
     make_vit_run(folder / "vit")
-    make_text_sweep(folder / "sweep")
     return folder
 
 
@@ -254,7 +253,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("evaluate text", "imdb cad bert eraser"),
         ("evaluate text --on eraser --on cad", "eraser bert cad"),
         ("evaluate vit", "cifar10"),
-        ("collect sweep --out found.json", "imdb cad bert eraser"),
+        ("study imdb", "imdb cad bert eraser"),
+        ("study heads", "imdb cad bert eraser"),
         ("attention text dull", "bert"),
         ("margins text", "imdb cad bert"),
         ("margins text --texts own.txt", "bert"),

@@ -19,7 +19,8 @@ from mirrorhead_lab.cli.train import Train
 from mirrorhead_lab.models import TextSettings, ViTSettings
 from mirrorhead_lab.runtime.errors import UserError
 from mirrorhead_lab.training import OptimizerSettings, evaluate, load_run, load_sets, preset
-from mirrorhead_lab.training.presets import PRESETS, RATES, parse_candidate
+from mirrorhead_lab.training.candidates import parse_candidate
+from mirrorhead_lab.training.presets import PRESETS, RATES
 
 
 @pytest.fixture
