@@ -25,7 +25,7 @@ REPORTED = (
 NAMES = (
     *REPORTED,
     *("language-model-longer", "language-model-small", "language-model-moves"),
-    *("patches-merged", "reach"),
+    *("patches-merged", "reach", "weight-sync"),
 )
 
 

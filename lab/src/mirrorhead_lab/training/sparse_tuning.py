@@ -54,6 +54,8 @@ class Bench:
         fine_tune(model, self.sets, self.settings, optimizer, after_step=after, validate=False)
 
 
+#: Called after a step with the schedule's factor.
+AfterStep = Callable[[float], None]
 #: Trains AdamW's model at a rate, or returns it from where it was kept.
 AdamWModel = Callable[[float], PretrainedClassifier]
 
@@ -84,19 +86,10 @@ def train(
     model = bench.model()
     matrices = model.train_matrices()
     weights = list(matrices.values())
-    after: Callable[[float], None] | None = None
+    after: AfterStep | None = None
     lr = setting.get("lr", 0.0)
-    if method == "mirror":
-        optimizer: Optimizer = MirrorAdam(
-            weights, setting["reach"], geometry=setting["p"], center="init", steps=bench.full_steps
-        )
-    elif method in ("soft", "sinh"):
-        link = soft_link(setting["threshold"]) if method == "soft" else sinh_link(setting["scale"])
-        optimizer = CenteredAdam(weights, lr, link)
-    elif method in ("adamw", "proximal"):
-        optimizer = AdamW(weights, lr, weight_decay=0.0, fused=True)
-        if method == "proximal":
-            after = _proximal_step(weights, lr * setting["l1"])
+    if method in ("mirror", "soft", "sinh", "adamw", "proximal"):
+        optimizer, after = optimizer_of(bench, method, weights, setting)
     elif method in ("random-mask", "gradient-mask", "lt-sft"):
         masks = _masks(bench, method, matrices, setting["size"], adamw)
         for w, mask in zip(weights, masks, strict=True):
@@ -117,6 +110,21 @@ def train(
             if parametrize.is_parametrized(module):
                 parametrize.remove_parametrizations(module, "weight")
     return model
+
+
+def optimizer_of(
+    bench: Bench, method: str, weights: list[nn.Parameter], setting: dict[str, float]
+) -> tuple[Optimizer, AfterStep | None]:
+    """Return the optimizer of a method that trains all matrices, and what follows each step."""
+    lr = setting.get("lr", 0.0)
+    if method == "mirror":
+        centred: dict[str, Any] = {"center": "init", "steps": bench.full_steps}
+        return MirrorAdam(weights, setting["reach"], geometry=setting["p"], **centred), None
+    if method in ("soft", "sinh"):
+        link = soft_link(setting["threshold"]) if method == "soft" else sinh_link(setting["scale"])
+        return CenteredAdam(weights, lr, link), None
+    after = _proximal_step(weights, lr * setting["l1"]) if method == "proximal" else None
+    return AdamW(weights, lr, weight_decay=0.0, fused=True), after
 
 
 def _proximal_step(weights: list[nn.Parameter], threshold: float) -> Callable[[float], None]:
