@@ -55,8 +55,13 @@ def test_an_experiment_depends_on_the_library_and_on_its_folder(name: str) -> No
     experiment = load(name)
     found = code_of(experiment.run)
     own = {f"{experiment.module.split('.')[-1]}.py", "experiment.py"}
-    assert own | {"mirrorhead/problem.py", "mirrorhead/native/descent.c"} <= found.keys()
-    assert {"mirrorhead/margin/_interior_point.py", "mirrorhead/native/native.h"} <= found.keys()
+    assert own | {"mirrorhead/problem.py", "mirrorhead/native/native.h"} <= found.keys()
+    assert not any(key.startswith("mirrorhead/patches") for key in found)
+
+
+def test_figure_4_depends_on_what_solves_and_follows() -> None:
+    found = code_of(load("figure-4").run)
+    assert {"mirrorhead/margin/_interior_point.py", "mirrorhead/native/descent.c"} <= found.keys()
     assert not any(key.startswith("mirrorhead/optim") for key in found)
 
 

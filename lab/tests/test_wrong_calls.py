@@ -49,7 +49,7 @@ def test_a_line_that_cannot_be_parsed_points_to_the_help_of_its_command(
     [
         ("trian imdb", "there is no command 'trian'; did you mean mirrorhead train? See"),
         ("patch mak a b", "there is no command 'mak'; did you mean mirrorhead patch make? See"),
-        ("xyzzy", "there is no command 'xyzzy'; there are reproduce, download, "),
+        ("xyzzy", "there is no command 'xyzzy'; there are reproduce, "),
     ],
 )
 def test_a_mistyped_command_is_one_line(
