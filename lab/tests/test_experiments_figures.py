@@ -12,7 +12,7 @@ from experiment_cases import doctored, tiny
 from mirrorhead.geometry import PNorm
 from mirrorhead.margin import attention_svm, svm
 from mirrorhead.paths.descent import descend, recorded_steps
-from mirrorhead.synthetic import random_problem, random_weights
+from mirrorhead.synthetic import authors_problem, random_problem, random_weights
 from mirrorhead.tokens import locally_optimal
 from mirrorhead_lab.experiments import (
     example_1,
@@ -39,7 +39,7 @@ def test_fair_divergences_are_to_the_path_s_own_tokens() -> None:
 
 def test_the_authors_compare_with_tokens_of_another_path() -> None:
     _, result = tiny("figure-4")
-    problem = random_problem(3)
+    problem = authors_problem(3)
     path, other = (
         descend(problem, p, 60, init=random_weights(problem, 1.0, k * figure_4.ELSEWHERE))
         for k, p in ((1, 1.75), (3, 3.0))
@@ -97,11 +97,16 @@ def test_figure_5_shows_entries_of_the_path_and_of_its_solution() -> None:
 
 def test_figure_5_measures_the_angle() -> None:
     _, result = tiny("figure-5")
-    along = {f"path {p:g}": 7 * result[f"ray {p:g}"][:, None] for p in (1.75, 2.0, 3.0)}
+    along = {
+        f"{name}path {p:g}": 7 * result[f"{name}ray {p:g}"][:, None]
+        for p in (1.75, 2.0, 3.0)
+        for name in ("", "authors ")
+    }
     assert doctored("figure-5", **along) == "holds"
     turned = along["path 2"] @ np.array([[0.0, 1.0], [-1.0, 0.0]])
     assert doctored("figure-5", **{**along, "path 2": turned}) == "does not hold"
-    assert doctored("figure-5", **{**along, "path 3": -along["path 3"]}) == "does not hold"
+    for key in ("path 3", "authors path 3"):
+        assert doctored("figure-5", **{**along, key: -along[key]}) == "does not hold"
 
 
 # -- Examples 1 and 2 -----------------------------------------------------------------------
@@ -138,7 +143,7 @@ def test_example_2_needs_all_four_limits() -> None:
         count = result[f"divergence {p:g}"].shape[2]
         fall = np.geomspace(1, 1e-4, count)[None, None, :, None]
         good[f"divergence {p:g}"] = fall + np.zeros((1, 2, 1, 2))
-        good[f"probability {p:g}"] = np.ones((1, 2, count, 2))
+        good[f"probability {p:g}"] = np.ones((1, 2, count, 3))
     same = np.zeros_like(result["tokens"])
     assert doctored("example-2", **good, tokens=same, widest=same) == "holds"
     assert doctored("example-2", **good, tokens=same, widest=same + 1) == "holds with a remark"

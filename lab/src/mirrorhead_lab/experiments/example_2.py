@@ -37,8 +37,10 @@ class Settings(PathSettings):
 def run(settings: Settings) -> dict[str, Tensor]:
     """For each p, with the printed and the halved values: "direction p", the entries of W and of
     v over their lp-norms, (1, 2, records, 6), and "limit p", those of the two solutions,
-    (1, 2, 6); "divergence p" of W and of v, and "probability p", attention on the selected
-    tokens and the probability of the labels, means over samples, each (1, 2, records, 2).
+    (1, 2, 6); "divergence p" of W and of v, (1, 2, records, 2); "probability p", means over
+    samples of attention on the selected tokens, of the probability of the labels, and of the
+    latter by the scores of the selected tokens, as in Figure 7, (1, 2, records, 3); "plane p", the
+    first row of W and v, (1, 2, records, 4), and "ray p", those of the solutions, (1, 2, 4).
     tokens: selected, (1, 2, exponents, n); widest: those whose lp-SVM has the largest margin."""
     parts = [(e.X, e.z, e.y, e.v) for e in (example_2(), example_2(halved=True))]
     X, z, y, v = (torch.stack(part) for part in zip(*parts, strict=True))
@@ -53,17 +55,24 @@ def run(settings: Settings) -> dict[str, Tensor]:
         divergences = path.divergence_to(weights), path.head_divergence_to(head)
         pairs = zip(path.W, path.v, strict=True)
         margins = [problem.y * problem.with_head(v).output(W) for W, v in pairs]
-        probabilities = selected_mass(path).mean(-1), torch.stack(margins).sigmoid().mean(-1)
+        features = _features(problem, path.tokens)
+        scores = problem.y * torch.einsum("snd,ksd->ksn", features, path.v)
+        probabilities = [x.sigmoid().mean(-1) for x in (torch.stack(margins), scores)]
+        probabilities = [selected_mass(path).mean(-1), *probabilities]
         row = {
             "direction": _directions(path.W, path.v, p).transpose(0, 1),
             "limit": _directions(weights.W, head.v, p),
             "divergence": torch.stack(divergences, -1).transpose(0, 1),
             "probability": torch.stack(probabilities, -1).transpose(0, 1),
+            "plane": torch.cat([path.W[..., 0, :], path.v], -1).transpose(0, 1),
+            "ray": torch.cat([weights.W[..., 0, :], head.v], -1),
             "tokens": path.tokens,
             "widest": _widest(problem, p),
         }
         rows.append(row)
-    found = joined(settings.p, rows, "direction", "limit", "divergence", "probability")
+    found = joined(
+        settings.p, rows, "direction", "limit", "divergence", "probability", "plane", "ray"
+    )
     return {name: value.unsqueeze(0) for name, value in found.items()}
 
 
@@ -85,25 +94,35 @@ def verdict(result: Result[Settings]) -> Verdict:
 
 
 def draw(result: Result[Settings]) -> Figure:
-    """Printed values. Above: directions of W and v and their limits; below: probabilities."""
+    """Above Figures 6 and 7 as published, on half of the printed values: iterates in the plane with
+    the rays of the solutions, and probabilities. Below ours, on the printed values: directions."""
     settings = result.settings
-    figure, axes = panels(len(settings.p), rows=2, height=5.2, sharex="col", sharey="row")
-    for (above, below), p, steps in zip(axes.T, settings.p, settings.steps, strict=True):
+    figure, axes = panels(len(settings.p), rows=3, height=8)
+    for (plane, chance, below), p, steps in zip(axes.T, settings.p, settings.steps, strict=True):
         x = _records(steps)
+        path, ray = result[f"plane {p:g}"][0, 1], result[f"ray {p:g}"][0, 1]
+        for k, label in enumerate(("W[1, 1], W[1, 2]", "v")):
+            entries, goal = path[:, 2 * k : 2 * k + 2], ray[2 * k : 2 * k + 2]
+            far = np.abs(entries).max() / np.abs(goal).max()
+            plane.plot(*entries.T, color=f"C{k}", label=label)
+            label = "_" if k else "SVM directions"
+            plane.plot(*zip((0, 0), far * goal, strict=True), "--", color="black", label=label)
+        for k, label in enumerate(("attention to selected", "label", "label, by scores")):
+            curve = result[f"probability {p:g}"][0, 1, :, k]
+            chance.plot(x, curve, "--" if k == 2 else "-", color=f"C{2 + k}", label=label)
         direction, limit = result[f"direction {p:g}"][0, 0], result[f"limit {p:g}"][0, 0]
         for k, (entries, end) in enumerate(zip(direction.T, limit, strict=True)):
             label = {0: "W / ||W||", 4: "v / ||v||"}.get(k, "_")
-            above.plot(x, entries, color="C0" if k < 4 else "C1", label=label)
+            below.plot(x, entries, color="C0" if k < 4 else "C1", label=label)
             label = "_" if k else "solutions"
-            above.axhline(end, color="k", linestyle=":", linewidth=1, label=label)
-        for column, label in enumerate(("attention to selected", "label")):
-            curve = result[f"probability {p:g}"][0, 0, :, column]
-            below.plot(x, curve, color=f"C{2 + column}", label=label)
-        above.set(xscale="log", title=f"p = {p:g}")
-        below.set(xlabel="step")
-    axes[0, 0].set_ylabel("entries of the direction")
-    axes[1, 0].set_ylabel("mean probability")
-    legend_below(figure, axes[0, 0], axes[1, 0], columns=5)
+            below.axhline(end, color="k", linestyle=":", linewidth=1, label=label)
+        plane.set(xlabel="first entry", title=f"p = {p:g}")
+        chance.set(xlabel="step", xscale="log")
+        below.set(xscale="log", xlabel="step")
+    axes[0, 0].set_ylabel("Figure 6: second entry")
+    axes[1, 0].set_ylabel("Figure 7: mean probability")
+    axes[2, 0].set_ylabel("ours: entries of the direction")
+    legend_below(figure, *axes[:, 0], columns=4)
     return figure
 
 

@@ -5,8 +5,9 @@ they are compared with depends on the tokens, and those on the start:
 
     fair       all paths of a trial start at the same W(0); each is compared with the
                lp-AttSVM of the tokens that it selected itself
-    authors'   each path has a W(0) of its own, and the lq path is compared with the lp-AttSVM
-               of the tokens that the lp path selected, which may be other ones
+    authors'   as published: their generator and seeds; each path has a W(0) of its own, and the lq
+               path is compared with the lp-AttSVM of the tokens that the lp path selected, which
+               may be other ones
     zero       as the fair one, from W(0) = 0: the text says "near the origin", the code draws
                W(0) with standard deviation 1
 
@@ -24,11 +25,12 @@ import torch
 
 from mirrorhead.margin import attention_svm
 from mirrorhead.paths.descent import Path, descend, direction_divergence
-from mirrorhead.synthetic import random_problem, random_weights
+from mirrorhead.problem import AttentionProblem
+from mirrorhead.synthetic import authors_problem, random_problem, random_weights
 from mirrorhead.tokens import globally_optimal_tokens, locally_optimal
-from mirrorhead_lab.experiments.convergence import PathSettings, joined, lengths_needed, repeated
+from mirrorhead_lab.experiments.convergence import PathSettings, joined, lengths_needed
 from mirrorhead_lab.experiments.experiment import Experiment, Result
-from mirrorhead_lab.plots import Figure, divergence_panels, legend_below, mean_band
+from mirrorhead_lab.plots import Figure, legend_below, mean_band, panels
 from mirrorhead_lab.verdicts import Verdict, judge, listed
 
 FAIR, AUTHORS, ZERO = range(3)
@@ -54,7 +56,9 @@ def run(settings: Settings) -> dict[str, torch.Tensor]:
     local and global: whether those are optimal, (trials, protocols, paths); needed: how many
     times as long a fair path takes to locally optimal ones, 0 if too long, (trials, paths)."""
     problem = random_problem(settings.trials, first=settings.first)
-    thrice = repeated(problem, 3)
+    authors = authors_problem(settings.trials, first=settings.first + 1)
+    pairs = zip(problem.tensors.values(), authors.tensors.values(), strict=True)
+    thrice = AttentionProblem(*(torch.stack([one, two, one]) for one, two in pairs))
     shared = random_weights(problem, settings.scale, settings.first)
     paths = []
     for k, (q, steps) in enumerate(zip(settings.p, settings.steps, strict=True)):
@@ -72,7 +76,7 @@ def run(settings: Settings) -> dict[str, torch.Tensor]:
         target = solved[tokens_of, p][protocol]
         return direction_divergence(path.p, target, path.W[:, protocol], 2).T  # (trials, records)
 
-    best, rows = globally_optimal_tokens(problem), []
+    best, rows = globally_optimal_tokens(thrice), []
     for path in paths:
         q = path.p
         alone = replace(path, problem=problem, W=path.W[:, FAIR], tokens=path.tokens[FAIR])
@@ -119,12 +123,19 @@ def verdict(result: Result[Settings]) -> Verdict:
     rows = "; ".join(f"path {q:g}: {listed(row, '.1e')}" for q, row in pairs)
     local, best = (result[name].sum(0) for name in ("local", "global"))  # (protocols, paths)
     later, longest = (result["needed"] > 0).sum(0), result["needed"].max()
+    spread = [
+        (part[:, k, at].std(), part[:, k, -1].std())
+        for k, (part, at) in enumerate(zip(result.each("authors"), settings.tenths, strict=True))
+    ]
+    shrinks = ", ".join(f"{early:.1e} to {end:.1e}" for early, end in spread)
     measured = (
         f"mean D to the SVMs of p = {listed(settings.p, 'g')}, fair: {rows}; to other SVMs that is "
         f"{least:.2f} to {most:.2f} times the divergence of the solutions. From W(0) = 0, to its "
         f"own: {listed(zero, '.1e')}. Locally optimal tokens in {listed(local[FAIR], 'g')} of "
         f"{settings.trials} trials (in at most {longest} times the steps {listed(later, 'g')}), "
-        f"globally in {listed(best[FAIR], 'g')} (from zero {listed(best[ZERO], 'g')})"
+        f"globally in {listed(best[FAIR], 'g')} (from zero {listed(best[ZERO], 'g')}). As "
+        f"published, the standard deviation for p = q goes from {shrinks} over the last nine "
+        f"tenths of the steps"
     )
     remark = (
         f"The authors' off-diagonals are {ratio.min():.1f} to {ratio.max():.1f} times the fair "
@@ -136,19 +147,26 @@ def verdict(result: Result[Settings]) -> Verdict:
 
 
 def draw(result: Result[Settings]) -> Figure:
-    """One panel for each path: mean divergence to each solution, fair and authors' (dashed)."""
+    """A panel for each path: mean divergence to each solution. Above as published, with the
+    standard deviation; below fair, with the middle 80 %."""
     settings = result.settings
-    label = "divergence (mean, middle 80 %)"
-    figure, axes = divergence_panels(settings.p, "Path of p = {:g}", label)
-    lines = zip(axes, settings.records, result.each("fair"), result.each("authors"), strict=True)
-    for axis, x, fair, authors in lines:
-        for column, p in enumerate(settings.p):
-            colour = f"C{column}"
-            mean_band(axis, x, fair[:, column], color=colour, label=f"SVM of p = {p:g}")
-            axis.plot(x, authors[:, column].mean(0), "--", color=colour, linewidth=1.2)
-        axis.set_xlim(left=min(10, x[-1] / 10))
-    axes[0].plot([], [], "k--", linewidth=1.2, label="authors' protocol")
-    legend_below(figure, axes[0], columns=4)
+    figure, axes = panels(len(settings.p), rows=2, height=5.6, sharex="col", sharey="row")
+    for column, (q, x) in enumerate(zip(settings.p, settings.records, strict=True)):
+        above, below = axes[:, column]
+        authors, fair = result[f"authors {q:g}"], result[f"fair {q:g}"]
+        for k, p in enumerate(settings.p):
+            line = {"color": f"C{k}", "label": f"SVM of p = {p:g}"}
+            middle, spread = authors[:, k].mean(0), authors[:, k].std(0)
+            above.plot(x, middle, **line)
+            low, high = (middle - spread).clip(0), middle + spread
+            above.fill_between(x, low, high, color=f"C{k}", alpha=0.15, linewidth=0)
+            mean_band(below, x, fair[:, k], **line)
+        above.set(title=f"Path of p = {q:g}")
+        below.set(xscale="log", yscale="log", xlabel="step")
+        below.set_xlim(left=min(10, x[-1] / 10))
+    axes[0, 0].set_ylabel("as published: divergence")
+    axes[1, 0].set_ylabel("fair: divergence")
+    legend_below(figure, axes[1, 0], columns=3)
     return figure
 
 
