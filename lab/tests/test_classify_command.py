@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from mirrorhead.patches import Patch
 from mirrorhead_lab.cli.main import main
-from mirrorhead_lab.datasets import load_own_sentences
+from mirrorhead_lab.datasets import find
 from tiny_bert import tiny_bert, toy_texts
 
 DOCS = Path(__file__).parents[2] / "docs" / "patches.md"
@@ -54,10 +54,10 @@ def fresh(folder: Path, *arguments: str, given: str = "") -> str:
 @pytest.mark.slow
 def test_predictions_are_those_that_tune_scored(world: Path) -> None:
     table = json.loads((world / "run" / "table.json").read_text())
-    test = load_own_sentences(world / "own.csv").test
+    test = find(str(world / "own.csv")).read().test
     lines = fresh(world, "-c", COMMAND, "classify", "TUNED", given="\n".join(test.texts))
     found = [line.split("\t") for line in lines.splitlines()]
-    names = load_own_sentences(world / "own.csv").classes
+    names = find(str(world / "own.csv")).read().classes
     right = [label == names[n] for (label, _), n in zip(found, test.labels, strict=True)]
     assert sum(right) / len(right) == table["patch"]["test"]
     assert table["patch"]["test"] > 0.6

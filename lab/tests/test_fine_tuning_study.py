@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from mirrorhead_lab.datasets import LabelledTexts, Sentences
+from mirrorhead_lab.datasets import Splits, Texts
 from mirrorhead_lab.models.pretrained import PretrainedClassifier
 from mirrorhead_lab.studies import fine_tuning
 from mirrorhead_lab.studies.fine_tuning import (
@@ -26,21 +26,21 @@ from results_cases import filled, words
 from tiny_bert import WORDS, tiny_bert
 
 
-def toy() -> Sentences:
+def toy() -> Splits[Texts]:
     rng = np.random.default_rng(0)
 
-    def part(count: int) -> LabelledTexts:
+    def part(count: int) -> Texts:
         labels = rng.integers(2, size=count)
         texts = (
             " ".join([WORDS[3 * k + rng.integers(3)], *rng.choice(WORDS[6:], 3)]) for k in labels
         )
-        return LabelledTexts(tuple(texts), labels)
+        return Texts(tuple(texts), labels)
 
-    return Sentences("imdb", ("negative", "positive"), part(40), part(12), part(12))
+    return Splits("imdb", ("negative", "positive"), part(40), part(12), part(12))
 
 
 @pytest.fixture(scope="module")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Sentences]:
+def bert(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Splits[Texts]]:
     return tiny_bert(tmp_path_factory.mktemp("bert")), toy()
 
 
@@ -51,7 +51,7 @@ def trial(method: str, lr: float, seed: int = 0, *, final: bool = False) -> Tria
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_measures_accuracy_pruning_and_attention(
-    bert: tuple[Path, Sentences], tmp_path: Path, method: str
+    bert: tuple[Path, Splits[Texts]], tmp_path: Path, method: str
 ) -> None:
     found = run(trial(method, 1e-3, final=True), bert, tmp_path)
     assert found.test is not None and 0 <= found.test <= 1
@@ -63,7 +63,7 @@ def test_a_run_measures_accuracy_pruning_and_attention(
 
 
 def test_the_seed_draws_the_training_reviews(
-    bert: tuple[Path, Sentences], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bert: tuple[Path, Splits[Texts]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The head starts at 0 and there is no dropout: with the same reviews, seeds hardly differ."""
     seen: list[list[tuple[int, ...]]] = []
@@ -128,7 +128,7 @@ def test_a_study_that_has_begun_is_shown() -> None:
     assert [cell.text for cell in found.tables[1].rows[0]] == ["AdamW", "90.0", "–", "–"]
 
 
-def test_a_rate_that_diverges_is_a_result(bert: tuple[Path, Sentences], tmp_path: Path) -> None:
+def test_a_rate_that_diverges_is_a_result(bert: tuple[Path, Splits[Texts]], tmp_path: Path) -> None:
     """Else the same run would be tried, and would fail, at every start."""
     assert run(trial("AdamW", 1e-3), bert, tmp_path).validation is not None
     assert run(trial("AdamW", 1e30), bert, tmp_path) == Scores()

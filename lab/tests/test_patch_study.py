@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mirrorhead_lab.datasets import Sentences, load_own_sentences
+from mirrorhead_lab.datasets import Splits, Texts, find
 from mirrorhead_lab.findings.finding import Part
 from mirrorhead_lab.studies import patches_merged, reach
 from mirrorhead_lab.studies.patches import (
@@ -148,16 +148,16 @@ def test_means_are_over_tasks_that_are_all_there() -> None:
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Sentences]:
+def data(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Splits[Texts]]:
     """A tiny BERT and toy texts in the place of MiniLM and the four sets."""
     folder = tmp_path_factory.mktemp("data")
-    return tiny_bert(folder / "bert"), load_own_sentences(toy_texts(folder / "own.csv"))
+    return tiny_bert(folder / "bert"), find(str(toy_texts(folder / "own.csv"))).read()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_gives_a_curve_and_a_kept_model_is_the_trained_one(
-    data: tuple[Path, Sentences], tmp_path: Path, name: str
+    data: tuple[Path, Splits[Texts]], tmp_path: Path, name: str
 ) -> None:
     """A final run takes tuning's model; DARE and LT-SFT rest on AdamW's."""
     how, setting = METHODS[name].how, {**METHODS[name].settings[0]}
@@ -177,7 +177,7 @@ def test_every_method_gives_a_curve_and_a_kept_model_is_the_trained_one(
 
 
 def test_a_run_that_diverges_has_nothing_right(
-    data: tuple[Path, Sentences], tmp_path: Path
+    data: tuple[Path, Splits[Texts]], tmp_path: Path
 ) -> None:
     trial = Trial(method="adamw", setting={"lr": 1e30}, seed=0, task="trec")
     found = run(trial, data, tmp_path / "run", texts=64)
@@ -187,7 +187,7 @@ def test_a_run_that_diverges_has_nothing_right(
 
 @pytest.mark.slow
 def test_masks_and_low_rank_change_what_they_say(
-    data: tuple[Path, Sentences], tmp_path: Path
+    data: tuple[Path, Splits[Texts]], tmp_path: Path
 ) -> None:
     bench = Bench(*data, TuneSettings(texts=64))
     before = bench.model().train_matrices()
@@ -206,7 +206,9 @@ def test_masks_and_low_rank_change_what_they_say(
 
 
 @pytest.mark.slow
-def test_patches_of_three_tasks_are_merged(data: tuple[Path, Sentences], tmp_path: Path) -> None:
+def test_patches_of_three_tasks_are_merged(
+    data: tuple[Path, Splits[Texts]], tmp_path: Path
+) -> None:
     for method in patches_merged.STUDY.methods:
         trial = Trial(method=method, setting={"kept": 0.1}, seed=0, final=True)
         three: patches_merged.Data = dict.fromkeys(patches_merged.TASKS, data)
@@ -216,7 +218,7 @@ def test_patches_of_three_tasks_are_merged(data: tuple[Path, Sentences], tmp_pat
 
 
 def test_a_larger_reach_moves_further(
-    data: tuple[Path, Sentences], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: tuple[Path, Splits[Texts]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reach, "TASKS", {"short": 20})
     inputs, found = reach.Data.of(*data), []

@@ -10,7 +10,7 @@ import pytest
 import torch
 from msgspec import structs
 
-from mirrorhead_lab.datasets import load_own_sentences
+from mirrorhead_lab.datasets import find
 from mirrorhead_lab.models.gpt import GPTSettings
 from mirrorhead_lab.studies.study import Row, Rows, Trial
 from mirrorhead_lab.studies.weight_sync import ALL, GPT, METHODS, STUDY, Watch, run
@@ -60,7 +60,7 @@ def test_each_method_trains_and_fills_its_table(name: str, tmp_path: Path) -> No
         measured = run(trial, corpus, tmp_path, SMALL)
         assert {*measured.shares} == {1, 8, 32, ALL}
     else:
-        data = tiny_bert(tmp_path / "bert"), load_own_sentences(toy_texts(tmp_path / "own.csv"))
+        data = tiny_bert(tmp_path / "bert"), find(str(toy_texts(tmp_path / "own.csv"))).read()
         measured = run(trial, data, tmp_path, tune=TuneSettings(texts=64, seed=1))
     assert measured.test is not None and measured.validation is not None
     assert 0 < measured.shares[1] <= 1 and 0 < measured.bytes[ALL] < 2

@@ -30,9 +30,7 @@ from mirrorhead_lab.datasets.own import SUFFIXES, own_file
 from mirrorhead_lab.datasets.sources import SOURCES as SOURCES
 from mirrorhead_lab.datasets.sources import Folder, locate
 from mirrorhead_lab.datasets.sources import publish as publish
-from mirrorhead_lab.datasets.texts import Splits as Sentences  # noqa: F401 its name in the studies
 from mirrorhead_lab.datasets.texts import Splits as Splits
-from mirrorhead_lab.datasets.texts import Texts as LabelledTexts  # noqa: F401 its name in the studies
 from mirrorhead_lab.datasets.texts import Texts as Texts
 from mirrorhead_lab.datasets.texts import fingerprint_of as fingerprint_of
 from mirrorhead_lab.datasets.texts import split_texts as split_texts
@@ -61,15 +59,3 @@ def find(name: str) -> DataSet:
 def download(name: str, folder: Folder = None) -> Path:
     """Download what was published under a name, such as "imdb" or "bert", unless it is there."""
     return locate(name, folder, download=True)
-
-
-def load_sentences(
-    name: str, folder: Folder = None, *, download: bool = False, partial: bool = False
-) -> Splits[Texts]:
-    """Return the three sets of a set of texts."""
-    return find(name).read(folder, download=download, partial=partial)
-
-
-def load_own_sentences(path: Path) -> Splits[Texts]:
-    """Return the three sets of a file of one's own."""
-    return own_file(path).read()

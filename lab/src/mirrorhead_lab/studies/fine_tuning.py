@@ -27,7 +27,7 @@ from msgspec import Meta, Struct
 from torch.optim import AdamW, Optimizer
 
 from mirrorhead.optim import MirrorAdam
-from mirrorhead_lab.datasets import LabelledTexts, Sentences, load_imdb
+from mirrorhead_lab.datasets import Splits, Texts, load_imdb
 from mirrorhead_lab.datasets.texts import without
 from mirrorhead_lab.evaluation.attention_reading import normalized_entropy
 from mirrorhead_lab.findings.table import NOTHING, Cell, Table, word
@@ -88,7 +88,7 @@ class Scores(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
             raise ValueError("a run has either all test scores or none")
 
 
-def load(task: str, folder: Path | None, held_out: int = HELD_OUT) -> tuple[Path, Sentences]:
+def load(task: str, folder: Path | None, held_out: int = HELD_OUT) -> tuple[Path, Splits[Texts]]:
     """Return the encoder's folder, and reviews in random order.
 
     Validation and a pool for training are from train, test from test.
@@ -96,17 +96,17 @@ def load(task: str, folder: Path | None, held_out: int = HELD_OUT) -> tuple[Path
     encoder = default_encoder()
     parts = {split: load_imdb(split, folder) for split in ("train", "test")}
     parts["train"] = parts["train"].take(without(parts["train"], parts["test"].texts))
-    drawn = {s: LabelledTexts(part.texts, part.labels).sample(None) for s, part in parts.items()}
+    drawn = {s: Texts(part.texts, part.labels).sample(None) for s, part in parts.items()}
 
-    def cut(split: str, start: int | None, end: int | None) -> LabelledTexts:
+    def cut(split: str, start: int | None, end: int | None) -> Texts:
         there = drawn[split]
-        return LabelledTexts(there.texts[start:end], there.labels[start:end])
+        return Texts(there.texts[start:end], there.labels[start:end])
 
     sets = cut("train", held_out, None), cut("train", None, held_out), cut("test", None, held_out)
-    return encoder, Sentences("imdb", ("negative", "positive"), *sets)
+    return encoder, Splits("imdb", ("negative", "positive"), *sets)
 
 
-def run(trial: Trial, data: tuple[Path, Sentences], folder: Path, texts: int = TEXTS) -> Scores:
+def run(trial: Trial, data: tuple[Path, Splits[Texts]], folder: Path, texts: int = TEXTS) -> Scores:
     """Train on `texts` reviews and measure."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a folder is all that is read
     encoder, reviews = data

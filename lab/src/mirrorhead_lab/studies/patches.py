@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from mirrorhead.patches.file_format import encode
-from mirrorhead_lab.datasets import LabelledTexts, Sentences, load_imdb, load_sentences
+from mirrorhead_lab.datasets import Splits, Texts, find, load_imdb
 from mirrorhead_lab.findings.finding import Finding
 from mirrorhead_lab.findings.statistics import NOT_DECIDED, outcome, welch
 from mirrorhead_lab.findings.table import NOTHING, Cell, Table, mean, number, word
@@ -168,23 +168,23 @@ def column(size: float | None) -> str:
     return "all" if size is None else f"{size:g}"
 
 
-def load(task: str, folder: Path | None) -> tuple[Path, Sentences]:
+def load(task: str, folder: Path | None) -> tuple[Path, Splits[Texts]]:
     """Return the encoder's folder and the texts; IMDb with a validation set drawn from train."""
     encoder = default_encoder()
     if task != "imdb":
-        return encoder, load_sentences(task, folder)
+        return encoder, find(task).read(folder)
     parts = {split: load_imdb(split, folder) for split in ("train", "test")}
-    texts = {s: LabelledTexts(part.texts, part.labels).sample(None) for s, part in parts.items()}
+    texts = {s: Texts(part.texts, part.labels).sample(None) for s, part in parts.items()}
 
-    def cut(split: str, start: int, end: int) -> LabelledTexts:
-        return LabelledTexts(texts[split].texts[start:end], texts[split].labels[start:end])
+    def cut(split: str, start: int, end: int) -> Texts:
+        return Texts(texts[split].texts[start:end], texts[split].labels[start:end])
 
     sets = cut("train", 0, 1500), cut("train", 1500, 2500), cut("test", 0, 1000)
-    return encoder, Sentences("imdb", ("negative", "positive"), *sets)
+    return encoder, Splits("imdb", ("negative", "positive"), *sets)
 
 
 def run(
-    trial: Trial, data: tuple[Path, Sentences], folder: Path, texts: int | None = None
+    trial: Trial, data: tuple[Path, Splits[Texts]], folder: Path, texts: int | None = None
 ) -> Scores:
     """Train, and score patches of every size.
 

@@ -12,7 +12,7 @@ from typing import Literal
 from msgspec import Struct
 
 from mirrorhead.patches import Patch
-from mirrorhead_lab.datasets import Sentences
+from mirrorhead_lab.datasets import Splits, Texts
 from mirrorhead_lab.findings.table import Cell, Table, number, word
 from mirrorhead_lab.models.pretrained import PretrainedClassifier, accuracy
 from mirrorhead_lab.studies import patches
@@ -43,7 +43,7 @@ class Scores(Struct, frozen=True):
     test: dict[str, dict[str, float]]
 
 
-Data = dict[str, tuple[Path, Sentences]]
+Data = dict[str, tuple[Path, Splits[Texts]]]
 
 
 def load(task: str, folder: Path | None) -> Data:

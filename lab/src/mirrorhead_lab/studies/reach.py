@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from mirrorhead.optim import MirrorAdam
-from mirrorhead_lab.datasets import Sentences, load_sentences
+from mirrorhead_lab.datasets import Splits, Texts, find
 from mirrorhead_lab.findings.table import NOTHING, Cell, Table, number
 from mirrorhead_lab.models.pretrained import PretrainedClassifier, Tokens, default_encoder
 from mirrorhead_lab.studies.study import Method, Rows, Study, Trial
@@ -94,7 +94,7 @@ class Data:
     validation: Inputs
 
     @staticmethod
-    def of(folder: Path, texts: Sentences) -> Data:
+    def of(folder: Path, texts: Splits[Texts]) -> Data:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a folder is all that is read
         torch.manual_seed(0)
         model = PretrainedClassifier(folder, len(texts.classes))
@@ -105,7 +105,7 @@ class Data:
 
 
 def load(task: str, folder: Path | None) -> Data:
-    return Data.of(default_encoder(), load_sentences("trec", folder))
+    return Data.of(default_encoder(), find("trec").read(folder))
 
 
 @torch.inference_mode()

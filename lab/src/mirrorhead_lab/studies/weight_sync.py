@@ -94,9 +94,9 @@ class Watch:
 def load(task: str, folder: Path | None, settings: LanguageSettings = SETTINGS) -> Any:
     if task == GPT:
         return Corpus.of_imdb(settings, folder)
-    from mirrorhead_lab.datasets import load_sentences
+    from mirrorhead_lab.datasets import find
 
-    return default_encoder(), load_sentences("trec", folder)
+    return default_encoder(), find("trec").read(folder)
 
 
 def run(

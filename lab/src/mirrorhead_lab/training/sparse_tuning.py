@@ -22,7 +22,7 @@ from torch.optim import AdamW, Optimizer
 
 from mirrorhead._files import write_atomically
 from mirrorhead.optim import MirrorAdam
-from mirrorhead_lab.datasets import Sentences
+from mirrorhead_lab.datasets import Splits, Texts
 from mirrorhead_lab.models.pretrained import PretrainedClassifier
 from mirrorhead_lab.training.tuning import TuneSets, TuneSettings, fine_tune, schedule
 
@@ -32,7 +32,7 @@ class Bench:
     """A task with its texts encoded, and models as they come from the encoder's folder."""
 
     encoder: Path
-    data: Sentences
+    data: Splits[Texts]
     settings: TuneSettings
 
     @cached_property
