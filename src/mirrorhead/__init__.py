@@ -52,6 +52,10 @@ if TYPE_CHECKING:
     from mirrorhead.paths import regularization_path as regularization_path
     from mirrorhead.problem import AttentionProblem as AttentionProblem
     from mirrorhead.problem import Gradient as Gradient
+    from mirrorhead.sparsity import DensitySchedule as DensitySchedule
+    from mirrorhead.sparsity import SparsityReport as SparsityReport
+    from mirrorhead.sparsity import anneal as anneal
+    from mirrorhead.sparsity import sparsity_report as sparsity_report
     from mirrorhead.tokens import ConeConstants as ConeConstants
     from mirrorhead.tokens import LocalOptimality as LocalOptimality
     from mirrorhead.tokens import cone_constants as cone_constants
@@ -77,6 +81,7 @@ _NAMES = {
     " joint_regularization_path largest_step regularization_path",
     "geometry": "Centered Grouped HyperbolicEntropy KSupport Knee Norm PNorm Potential Schatten"
     " SoftThreshold",
+    "sparsity": "DensitySchedule SparsityReport anneal sparsity_report",
     "tokens": "ConeConstants LocalOptimality cone_constants globally_optimal_tokens"
     " locally_optimal locally_optimal_sets support_tokens token_scores",
     "theory": "",
