@@ -22,7 +22,7 @@ class SteepestDescent(MirrorOptimizer):
     .. math::
         m &\leftarrow \mu m + g, \qquad d = m \text{ or, with Nesterov's momentum, } g + \mu m, \\
         w &\leftarrow (1 - \eta\lambda)\, w
-            - \eta \arg\max_{\|s\| \le 1} \langle d, s \rangle.
+            - \eta \mathrm{arg\,max}_{\|s\| \le 1} \langle d, s \rangle.
 
     | geometry | known as |
     | --- | --- |
