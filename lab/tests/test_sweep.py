@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from msgspec import structs
 
 from data_slices import make_cifar10
@@ -22,7 +23,7 @@ from mirrorhead_lab.runtime.jobs import dask, local, slurm
 from mirrorhead_lab.studies import heads, imdb, imdb_to_the_end
 from mirrorhead_lab.studies.classifiers import Classifier, classifier_study, load, rates, score
 from mirrorhead_lab.studies.engine import make
-from mirrorhead_lab.studies.study import Rows, Study, Trial
+from mirrorhead_lab.studies.study import Method, Rows, Study, Trial
 from mirrorhead_lab.studies.sweep import sweep
 from mirrorhead_lab.training import OptimizerSettings, SweepError, build_optimizer, load_run
 from mirrorhead_lab.training.candidates import parse_candidate
@@ -56,7 +57,11 @@ def made(study: Study[Any], out: str = "out", backend: Any = None) -> Rows[Class
 
 def measured(rows: Rows[Classified]) -> dict[Trial, Classified]:
     """What was measured, without times."""
-    return {r.trial: structs.replace(r.measured, seconds_per_epoch=None) for r in rows}
+    return {row.trial: replaced(row.measured) for row in rows}
+
+
+def replaced(run: Classified) -> Classified:
+    return structs.replace(run, seconds_per_epoch=None)
 
 
 @pytest.mark.slow
@@ -123,6 +128,25 @@ def test_a_failed_run_is_named_and_the_others_are_done(
     assert "adamw weight_decay=0.1, lr 0.001, seed 0: MemoryError: no room" in str(caught.value)
     assert "1 of 4 runs failed" in str(caught.value)
     assert measured(made(small())) == measured(made(small(), "whole"))
+
+
+@pytest.mark.slow
+def test_a_method_may_be_any_function_that_makes_an_optimizer(pictures: Path) -> None:
+    def own(model: torch.nn.Module, lr: float, decay: float) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), lr, weight_decay=decay, fused=True)
+
+    about = Classifier("laptop-vit", "cifar10", epochs=1, partial=True)
+    methods = {
+        "by name": rates("adamw", 1e-3, weight_decay=0.1),
+        "own": Method(({"lr": 1e-3, "decay": 0.1},), own),
+    }
+    rows = made(classifier_study(about, methods, name="own", title="Own", seeds=(0,)))
+    one, two = (rows.final(name)[0] for name in methods)
+    assert replaced(one) == replaced(two)
+    settings = {
+        json.loads(p.read_text())["optimizer"]["name"] for p in Path().rglob("settings.json")
+    }
+    assert settings == {"adamw", "own"}
 
 
 @pytest.mark.parametrize(

@@ -258,9 +258,10 @@ def test_a_folder_belongs_to_its_settings(tmp_path: Path) -> None:
         run(tmp_path, epochs=1, dropout=0.0)
     run(tmp_path, epochs=1, keep=5)  # decides nothing
     usual = TrainSettings(1, 16, OPTIMIZERS["adamw"], "cosine", checkpoint_every=3)
-    for sets, name in (((120, 1), (60, 1)), "examples"), (((120, 0), (60, 2)), "validation"):
+    for name, seeds in {"examples": (1, 1), "validation": (0, 2)}.items():
+        one, two = Task(120, seed=seeds[0]), Task(60, seed=seeds[1])
         with pytest.raises(ValueError, match=f"other settings: {name} is"):
-            train(small_model(), *(Task(n, seed=seed) for n, seed in sets), usual, tmp_path)
+            train(small_model(), one, two, usual, tmp_path)
 
 
 def test_empty_sets_are_refused(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from mirrorhead_lab.studies.study import Method, Study, Trial
 from mirrorhead_lab.training.classification import complete_run
 from mirrorhead_lab.training.presets import Preset, Sets, load_sets, preset
 from mirrorhead_lab.training.run_folder import Outcome, Score, fastest_epoch, load_run
-from mirrorhead_lab.training.settings import OptimizerName, OptimizerSettings
+from mirrorhead_lab.training.settings import OWN, OptimizerName, OptimizerSettings
 
 
 @dataclass(frozen=True)
@@ -121,9 +121,14 @@ def train(
     about: Classifier, methods: Mapping[str, Method], trial: Trial, data: Data, folder: Path
 ) -> tuple[Outcome, Score | None]:
     """Train one classifier in its folder, unless it is there; score it on test if it is final."""
-    rule = dataclasses.replace(methods[trial.method].how, **trial.setting)
+    how, make = methods[trial.method].how, None
+    if isinstance(how, OptimizerSettings):
+        rule = dataclasses.replace(how, **trial.setting)
+    else:
+        rule, make = OptimizerSettings(OWN), partial(how, **trial.setting)
     chosen = about.trained_by(rule, trial.seed)
-    return complete_run(chosen, data.sets, folder, test=trial.final, wait=True)
+    options: Any = {"test": trial.final, "wait": True, "optimizer": make}
+    return complete_run(chosen, data.sets, folder, **options)
 
 
 def run(
@@ -165,7 +170,11 @@ def rates(name: OptimizerName, *lrs: float, **options: Any) -> Method:
 
 
 def classifier_study(what: Classifier, methods: Mapping[str, Method], /, **more: Any) -> Study[Any]:
-    """Return a study of a classifier; `more` has its name, title, seeds, claims and the like."""
+    """Return a study of a classifier; `more` has its name, title, seeds, claims and the like.
+
+    A method's `how` is an optimizer's settings (see `rates`), or any function of the model and the
+    setting that returns an optimizer: Method(({"lr": 1e-3},), lambda model, lr: ...).
+    """
     from mirrorhead_lab.studies import classifier_results as results
 
     counts = sorted({len(method.settings) for method in methods.values()})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from mirrorhead._files import sha256_of, write_json
 from mirrorhead_lab.datasets.batches import (
@@ -36,6 +37,8 @@ from mirrorhead_lab.training.settings import Schedule, TrainSettings, build_opti
 #: Tokens that a CPU processes at once. More would cost memory, and time to allocate it; the
 #: gradients of a larger batch are summed over pieces of it.
 TOKENS_AT_ONCE = 8_192
+#: Makes an optimizer of a model's parameters, or None for that of the settings.
+MakeOptimizer = Callable[[nn.Module], Optimizer] | None
 
 
 def train(
@@ -81,6 +84,7 @@ def complete_run(
     wait: bool = False,
     group: ProcessGroup | None = None,
     loggers: Sequence[Logger] = (),
+    optimizer: MakeOptimizer = None,
 ) -> tuple[Outcome, Score | None]:
     """Train a preset in `folder`, then score the weights of the best epoch on the test set.
 
@@ -91,6 +95,8 @@ def complete_run(
         test: False leaves the test set alone; the score is then None.
         wait: while another process trains in the folder, instead of a BlockingIOError.
         group: the processes that train together; one alone if None.
+        optimizer: from the model, instead of the optimizer of the settings, whose name is then
+            "own": the folder must be that of this function alone.
     """
     group, settings = group or ProcessGroup(), chosen.training
     chosen = chosen.for_classes(sets.classes)
@@ -99,7 +105,8 @@ def complete_run(
             run_folder.describe_run(folder, chosen)
         torch.manual_seed(settings.seed)
         model, parts = chosen.build().to(own_device()), (sets.train, sets.validation)
-        outcome = _outcome(model, *parts, settings, folder, group, loggers, restore=False)
+        how: Any = {"restore": False, "optimizer": optimizer}
+        outcome = _outcome(model, *parts, settings, folder, group, loggers, **how)
         if group.is_first:  # it may be lost; that the run is this one is now certain
             run_folder.describe_run(folder, chosen)
         if not test:
@@ -148,12 +155,14 @@ class Classification(Task[nn.Module]):
         validation: Examples,
         settings: TrainSettings,
         group: ProcessGroup,
+        optimizer: MakeOptimizer = None,
     ) -> None:
         self.model, self.examples, self.validation = model, examples, validation
         self.group, self.batch_size = group, settings.batch_size
         wrapped = group.wrap(model, settings.parallel)
         self.called: Any = torch.compile(wrapped, dynamic=True) if settings.compile else wrapped
-        self.optimizers = [build_optimizer(model, settings.optimizer, settings.fused)]
+        made = optimizer(model) if optimizer is not None else None
+        self.optimizers = [made or build_optimizer(model, settings.optimizer, settings.fused)]
         self.epochs, self.seed, self.clip = settings.epochs, settings.seed, settings.clip
         self.steps = settings.epochs * math.ceil(len(examples) / settings.batch_size)
         self.schedule = Schedule(settings.schedule, settings.warmup)
@@ -194,6 +203,7 @@ def _outcome(
     loggers: Sequence[Logger],
     *,
     restore: bool = True,
+    optimizer: MakeOptimizer = None,
 ) -> Outcome:
     """Train in a folder whose lock the first process holds.
 
@@ -203,7 +213,7 @@ def _outcome(
     finished = run_folder.read_outcome(folder)
     if finished is not None and not restore:
         return finished
-    task = Classification(model, examples, validation, settings, group)
+    task = Classification(model, examples, validation, settings, group, optimizer)
     names = ("stop_at", "choose", "milestones", "checkpoint_every", "keep")
     how: Any = {name: getattr(settings, name) for name in names}
     loop = Loop(task, folder, group, loggers, **how)

@@ -18,6 +18,8 @@ from mirrorhead.optim._sharded import local
 
 OptimizerName = Literal["mirror-descent", "mirror-adam", "adamw", "sgd", "proximal-l1"]
 OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
+#: The name of an optimizer that the caller of `complete_run` makes.
+OWN = "own"
 #: Which options an optimizer has, beside lr.
 OPTIONS: dict[str, tuple[str, ...]] = {
     "mirror-descent": ("p", "momentum", "normalize", "weight_decay"),
@@ -25,6 +27,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "adamw": ("weight_decay",),
     "sgd": ("momentum", "weight_decay"),
     "proximal-l1": ("momentum", "l1"),
+    OWN: (),
 }
 
 
@@ -39,7 +42,7 @@ class OptimizerSettings:
     ValueError: adamw has no p; it has: weight_decay
     """
 
-    name: OptimizerName = "mirror-descent"
+    name: OptimizerName | Literal["own"] = "mirror-descent"
     lr: float = 0.1
     p: float | None = None
     momentum: float = 0.0
@@ -50,7 +53,7 @@ class OptimizerSettings:
     knee: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.name not in OPTIMIZERS:
+        if self.name not in OPTIONS:
             raise ValueError(f"name must be one of {', '.join(OPTIMIZERS)}, got {self.name!r}")
         check("lr", self.lr, low=0, open_low=True)
         own = OPTIONS[self.name]
