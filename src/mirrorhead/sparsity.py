@@ -81,7 +81,8 @@ class DensitySchedule:
         part = min(1.0, self._done / self._steps)
         for group, start in zip(self._optimizer.param_groups, self._starts, strict=True):
             if start is not None:
-                group["geometry"] = KSupport(start * (self._to / start) ** part)
+                share = start * (self._to / start) ** part
+                group["geometry"] = KSupport(share, group=group["geometry"].group)
 
 
 @dataclass(frozen=True, repr=False)

@@ -29,12 +29,14 @@ NORMS: list[Norm] = [
     mh.Grouped(1.5, dim=0, size=2),
     *(mh.KSupport(k=k) for k in (1, 2, 5, 12)),
     mh.KSupport(0.25),
+    mh.KSupport(k=2, group=3),
 ]
 POTENTIALS: list[Potential] = [
     *(mh.PNorm(p) for p in (1.1, 1.5, 2, 3)),
     *(mh.Schatten(p) for p in (1.2, 1.5, 2, 3)),
     *(mh.Grouped(p, dim=dim) for p in (1.2, 2, 3) for dim in (0, 1)),
     mh.KSupport(k=5),
+    mh.KSupport(k=1, group=3),
     mh.Knee(mh.PNorm(1.1), at=0.7),
     mh.Knee(mh.PNorm(3), at=0.7),
     mh.Centered(mh.PNorm(1.5), at=CENTRE, reach=9.0),

@@ -44,6 +44,25 @@ def test_without_the_c_library_as_many_entries_stay(monkeypatch: pytest.MonkeyPa
     assert int(fast.count_nonzero()) == 120
 
 
+def test_n_of_m_patterns_hold_in_every_group_at_every_step() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(16, 6, bias=False)
+    optimizer = mh.MirrorAdam(model.parameters(), lr=0.05, geometry=mh.KSupport(k=2, group=4))
+    for _ in range(20):
+        x = torch.randn(32, 16)
+        optimizer.zero_grad()
+        (model(x) - x[:, :6]).square().mean().backward()
+        optimizer.step()
+        assert (model.weight.view(6, 4, 4).count_nonzero(-1) == 2).all()
+    norm, w = mh.KSupport(k=2, group=4), torch.randn(6, 16, dtype=torch.float64)
+    parts = [mh.KSupport(k=2).norm(part) for part in w.reshape(-1, 4)]
+    torch.testing.assert_close(norm.norm(w), torch.stack(parts).norm())
+    with pytest.raises(ValueError, match="groups of 4 along its last dimension, got shape"):
+        mh.MirrorAdam([nn.Parameter(torch.ones(4, 6))], lr=0.1, geometry=norm)
+    with pytest.raises(ValueError, match="k must be at most group = 4, got 5"):
+        mh.KSupport(k=5, group=4)
+
+
 def build(seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(16, 40), nn.Tanh(), nn.Linear(40, 5))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mirrorhead import native
-from mirrorhead._checks import is_number
+from mirrorhead._checks import check_integer, is_number
 from mirrorhead.geometry._base import Norm, Potential
 from mirrorhead.geometry._powers import Dims, all_dims, in_wide, lp_norm
 
@@ -33,41 +33,65 @@ class KSupport(Norm, Potential):
     move between supports for ever.
 
     Args:
-        share: of the entries that stay, above 0 and below 1; or k: their number.
+        share: of the entries that stay, above 0 and at most 1; or k: their number.
+        group: patterns such as 2:4. k or the share is that of each `group` neighbours along the
+            last dimension, and the norm is the 2-norm of the groups' norms.
 
     >>> norm = KSupport(k=2)
     >>> norm.inverse(torch.tensor([3.0, -1.0, 4.0]))
     tensor([3., 0., 4.])
     >>> norm.dual_norm(torch.tensor([3.0, -1.0, 4.0]))
     tensor(5.)
+    >>> KSupport(k=2, group=4).inverse(torch.tensor([3.0, -1.0, 4.0, 0.5, 0.1, 0.2, 0.3, 0.4]))
+    tensor([3.0000, 0.0000, 4.0000, 0.0000, 0.0000, 0.0000, 0.3000, 0.4000])
     """
 
     dense_dual = True
 
-    def __init__(self, share: float | None = None, k: int | None = None) -> None:
+    def __init__(
+        self, share: float | None = None, k: int | None = None, group: int | None = None
+    ) -> None:
         if (share is None) == (k is None):
             raise TypeError("give either share or k")
         if share is not None and (not is_number(share) or not 0 < share <= 1):
             raise ValueError(f"share must be above 0 and at most 1, got {share!r}")
         if k is not None and (not isinstance(k, int) or isinstance(k, bool) or k < 1):
             raise ValueError(f"k must be a whole number of at least 1, got {k!r}")
-        self.share, self.k = share, k
+        if group is not None:
+            check_integer("group", group, 2)
+            if k is not None and k > group:
+                raise ValueError(f"k must be at most group = {group}, got {k}")
+        self.share, self.k, self.group = share, k, group
 
     def __repr__(self) -> str:
-        return f"KSupport({self.share:g})" if self.share is not None else f"KSupport(k={self.k})"
+        size = f"{self.share:g}" if self.share is not None else f"k={self.k}"
+        return f"KSupport({size}, group={self.group})" if self.group else f"KSupport({size})"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, KSupport) and (other.share, other.k) == (self.share, self.k)
+        return isinstance(other, KSupport) and other._key == self._key
 
     def __hash__(self) -> int:
-        return hash((KSupport, self.share, self.k))
+        return hash((KSupport, *self._key))
+
+    @property
+    def _key(self) -> tuple[float | None, int | None, int | None]:
+        return self.share, self.k, self.group
+
+    def check(self, shape: torch.Size | tuple[int, ...], name: str = "w") -> None:
+        """Refuse weights whose last dimension does not consist of whole groups."""
+        if self.group and (not shape or shape[-1] % self.group):
+            given = tuple(shape)
+            raise ValueError(
+                f"{name} must have groups of {self.group} along its last dimension,"
+                f" got shape {given}"
+            )
 
     @property
     def limit(self) -> Norm:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self
 
     def count(self, entries: int) -> int:
-        """Return k for weights with this number of entries: at least 1, at most all."""
+        """Return k for a group, or weights, of this number of entries: at least 1, at most all."""
         k = self.k if self.share is None else round(self.share * entries)
         assert k is not None
         return min(max(k, 1), entries)
@@ -80,9 +104,9 @@ class KSupport(Norm, Potential):
         """Return the k-support norm."""
 
         def of_flat(x: Tensor) -> Tensor:
-            flat = _flat(x, dims)
+            flat = self._flat(x, dims)
             head, mean, r = self._split(flat)
-            return (head + mean.square() * (r + 1)).sqrt() * _scale(flat)[..., 0]
+            return self._together((head + mean.square() * (r + 1)).sqrt() * _scale(flat)[..., 0])
 
         return in_wide(of_flat, w)
 
@@ -90,8 +114,9 @@ class KSupport(Norm, Potential):
         """Return the 2-norm of the k largest entries."""
 
         def of_flat(x: Tensor) -> Tensor:
-            flat = _flat(x, dims).abs()
-            return lp_norm(flat.topk(self.count(flat.shape[-1]), -1).values, 2, -1)
+            flat = self._flat(x, dims).abs()
+            kept = flat.topk(self.count(flat.shape[-1]), -1).values
+            return self._together(lp_norm(kept, 2, -1))
 
         return in_wide(of_flat, u)
 
@@ -113,12 +138,12 @@ class KSupport(Norm, Potential):
         """
 
         def gradient(x: Tensor) -> Tensor:
-            flat = _flat(x, dims)
+            flat = self._flat(x, dims)
             _, mean, _ = self._split(flat)
             floor = mean[..., None] * _scale(flat)
             sparse = (flat != 0).sum(-1, keepdim=True) <= self.count(flat.shape[-1])
             lifted = flat.sign() * torch.maximum(flat.abs(), floor)
-            return _back(torch.where(sparse, flat, lifted), x, dims)
+            return self._back(torch.where(sparse, flat, lifted), x, dims)
 
         return in_wide(gradient, w)
 
@@ -126,14 +151,29 @@ class KSupport(Norm, Potential):
         """Return u with all but its k largest entries set to 0."""
 
         def kept(x: Tensor) -> Tensor:
-            flat = _flat(x, dims)
-            return _back(_largest(flat, self.count(flat.shape[-1])), x, dims)
+            flat = self._flat(x, dims)
+            return self._back(_largest(flat, self.count(flat.shape[-1])), x, dims)
 
         return in_wide(kept, u)
 
     def value(self, w: Tensor, dims: Dims = None) -> Tensor:
         """Return 1/2 ||w||^2."""
         return in_wide(lambda x: self.norm(x, dims).square() / 2, w)
+
+    def _flat(self, x: Tensor, dims: Dims) -> Tensor:
+        """Return x with `dims`, or each group of them, as one last dimension."""
+        if self.group is None:
+            return _flat(x, dims)
+        self.check(tuple(x.shape[k] for k in all_dims(x, dims)))
+        return _flat(x, dims).unflatten(-1, (-1, self.group))
+
+    def _back(self, flat: Tensor, x: Tensor, dims: Dims) -> Tensor:
+        """Undo `_flat`."""
+        return _back(flat if self.group is None else flat.flatten(-2), x, dims)
+
+    def _together(self, norms: Tensor) -> Tensor:
+        """Return the norm of the weights from those of the groups."""
+        return norms if self.group is None else lp_norm(norms, 2, -1)
 
     def _split(self, flat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the sum of squares of the large entries, the mean of the others, and r.

@@ -8,6 +8,7 @@
 #include "native.h"
 
 #define MOST_BINS 2048
+#define FEW 32
 #define COPIES 4 /* of the histogram: neighbours that are alike do not wait for each other */
 
 static uint32_t magnitude(float x) {
@@ -45,6 +46,17 @@ static uint32_t kth_largest(const float *u, int64_t count, int64_t k, int64_t *t
 
 /* out = u with all but the k largest entries of each row set to 0; of equals the first are kept. */
 void EXPORT(keep_largest)(const float *u, float *out, int64_t rows, int64_t count, int64_t k) {
+    if (count <= FEW) { /* an entry stays if fewer than k are larger, or equal and before it */
+        for (int64_t row = 0; row < rows; row++, u += count, out += count)
+            for (int64_t i = 0; i < count; i++) {
+                const uint32_t own = magnitude(u[i]);
+                int64_t ahead = 0;
+                for (int64_t j = 0; j < count; j++)
+                    ahead += magnitude(u[j]) > own || (magnitude(u[j]) == own && j < i);
+                out[i] = ahead < k ? u[i] : 0;
+            }
+        return;
+    }
     for (int64_t row = 0; row < rows; row++, u += count, out += count) {
         int64_t ties, i = 0;
         const uint32_t least = kth_largest(u, count, k, &ties);
