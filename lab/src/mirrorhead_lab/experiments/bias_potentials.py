@@ -42,8 +42,12 @@ POTENTIALS = {
     "hyperbolic entropy": (HyperbolicEntropy(0.01), "l1", 0.01),
 }
 ADAMS = {
-    "MirrorAdam 1.1": (lambda w: MirrorAdam(w, 0.03, 1.1), "linf"),
-    "MirrorAdam 1.1, no knee": (lambda w: MirrorAdam(w, 0.001, 1.1, knee=None), "l1.1"),
+    "MirrorAdam 1.1": (lambda w: MirrorAdam(w, 0.1, 1.1), "linf"),
+    # From W = 0 the knee is gone only with a floor for the size of the weights.
+    "MirrorAdam 1.1, no knee": (
+        lambda w: MirrorAdam(w, 0.1, 1.1, knee=None, rms_floor=0.01),
+        "l1.1",
+    ),
 }
 
 
@@ -68,7 +72,14 @@ def run(settings: Settings) -> dict[str, Tensor]:
         weights = torch.stack(list(_descent(problem, potential, lr, settings)))
         shares.append(_shares(problem, weights, settings))
     for make, _ in ADAMS.values():
-        path = follow(problem, make, settings.steps, record=settings.records, progress=False)
+        path = follow(
+            problem,
+            make,
+            settings.steps,
+            schedule=lambda k: (1 + k / 100) ** -0.5,
+            record=settings.records,
+            progress=False,
+        )
         shares.append(_shares(problem, path.W, settings))
     return {"shares": torch.stack(shares, 1)}
 
@@ -133,7 +144,8 @@ def draw(result: Result[Settings]) -> Figure:
         limit = limit_of(curve, settings.records)
         if np.isfinite(limit):
             axes[1].plot(settings.records[-1] * 1.5, limit, "<", color=line.get_color())
-    axes[1].set(xscale="log", xlabel="step (the arrows: limits by extrapolation)", ylabel="share")
+    axes[1].set(xscale="log", ylim=(-0.5, 1.05), ylabel="share")
+    axes[1].set_xlabel("step (the arrows: limits by extrapolation)")
     legend_below(figure, axes[1], columns=3)
     return figure
 

@@ -140,7 +140,8 @@ def limit_of(shares: np.ndarray, steps: Sequence[int]) -> float:
     if abs(c - b) < 2e-3:  # it has stopped
         return float(c)
     r = (c - b) / (b - a) if b != a else math.inf
-    return float(c + (c - b) * r / (1 - r)) if 0 < r < 0.9 else math.nan
+    limit = float(c + (c - b) * r / (1 - r)) if 0 < r < 0.9 else math.nan
+    return limit if limit <= 1.02 else math.nan  # no share is above 1
 
 
 def tendency(shares: np.ndarray, steps: Sequence[int]) -> str:
