@@ -187,7 +187,9 @@ def test_changed_finds_all_and_only_other_bits(
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, None])
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn, None], ids=str
+)
 def test_a_patch_holds_exactly_the_entries_whose_bits_changed(
     name: str, dtype: torch.dtype | None, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ from mirrorhead.patches import chains, in_place, overlay
 from mirrorhead.patches.checkpoints import (
     MemoryCheckpoint,
     PatchError,
+    bits,
     open_checkpoint,
     refuse,
 )
@@ -128,5 +129,5 @@ class WeightReceiver:
 def _moved(tensor: Tensor, part: TensorPatch) -> Fingerprint:
     """How the fingerprint of a tensor changes with its values at the patch's places."""
     places = torch.arange(part.info.size) if part.index is None else part.index
-    before = tensor.reshape(-1)[places.to(tensor.device)]
+    before = bits(tensor.reshape(-1)).index_select(0, places.to(tensor.device))
     return Fingerprint.of(part.values, places) - Fingerprint.of(before, places)

@@ -10,7 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from mirrorhead.patches import chains
-from mirrorhead.patches.checkpoints import DTYPES, NAMES, MemoryCheckpoint, PatchError, TensorInfo
+from mirrorhead.patches.checkpoints import (
+    DTYPES,
+    NAMES,
+    MemoryCheckpoint,
+    PatchError,
+    TensorInfo,
+    bits,
+)
 from mirrorhead.patches.file_format import TensorPatch
 from mirrorhead.patches.fingerprint import Changes, Fingerprint, changed
 from mirrorhead.patches.patch import Patch
@@ -203,7 +210,8 @@ class WeightSync:
             return
         for name, (index, _, after) in self._pending.changes.items():
             snapshot = self._parts[name].snapshot
-            snapshot[index.to(snapshot.device)] = after.to(snapshot.device)
+            new = bits(after).to(snapshot.device)  # torch copies no 8-bit floats by index
+            bits(snapshot).index_copy_(0, index.to(snapshot.device), new)
         for name, total in self._pending.totals.items():
             self._parts[name].total = total
         self.number += 1
