@@ -18,6 +18,12 @@ torch.manual_seed(0)
 IMPORTED = torch.get_rng_state()
 
 
+def few(count: int) -> hypothesis.settings:
+    """At most `count` examples; fewer where the profile says so."""
+    default = hypothesis.settings.default
+    return hypothesis.settings(max_examples=min(count, default.max_examples if default else count))
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)

@@ -10,7 +10,7 @@ from typing import Any
 import mpmath
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch import Tensor
@@ -18,6 +18,7 @@ from torch import Tensor
 import mirrorhead as mh
 import mirrorhead.geometry as geometry
 from mirrorhead.geometry import Norm, Potential, Separable, as_norm, as_potential
+from rules_for_tests import few
 
 INF = math.inf
 SHAPE = (4, 3)
@@ -65,7 +66,7 @@ def test_no_class_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("norm", NORMS, ids=repr)
-@settings(max_examples=25)
+@few(25)
 @given(u=matrices, w=matrices, scale=st.sampled_from([1e-200, 1e-3, 1.0, 1e200]))
 def test_steepest_attains_the_dual_norm(norm: Norm, u: Tensor, w: Tensor, scale: float) -> None:
     direction = norm.steepest(scale * u)
@@ -81,7 +82,7 @@ def test_steepest_attains_the_dual_norm(norm: Norm, u: Tensor, w: Tensor, scale:
 
 
 @pytest.mark.parametrize("norm", NORMS, ids=repr)
-@settings(max_examples=25)
+@few(25)
 @given(w=matrices, v=matrices, scale=st.sampled_from([-1e200, -2.0, 1e-200]))
 def test_a_norm_is_a_norm(norm: Norm, w: Tensor, v: Tensor, scale: float) -> None:
     for of in (norm.norm, norm.dual_norm):
@@ -92,14 +93,14 @@ def test_a_norm_is_a_norm(norm: Norm, w: Tensor, v: Tensor, scale: float) -> Non
 
 @pytest.mark.parametrize("norm", [n for n in NORMS if not isinstance(n, mh.KSupport)], ids=repr)
 @given(w=matrices)
-@settings(max_examples=10)
+@few(10)
 def test_the_dual_is_a_norm_of_its_own(norm: Norm, w: Tensor) -> None:
     torch.testing.assert_close(norm.dual.norm(w), norm.dual_norm(w))
     torch.testing.assert_close(norm.dual.dual_norm(w), norm.norm(w))
 
 
 @pytest.mark.parametrize("psi", POTENTIALS, ids=repr)
-@settings(max_examples=40)
+@few(40)
 @given(w=matrices)
 def test_inverse_undoes_mirror(psi: Potential, w: Tensor) -> None:
     if isinstance(psi, mh.KSupport):
@@ -110,7 +111,7 @@ def test_inverse_undoes_mirror(psi: Potential, w: Tensor) -> None:
 
 
 @pytest.mark.parametrize("psi", [p for p in POTENTIALS if not isinstance(p, CORNERS)], ids=repr)
-@settings(max_examples=25)
+@few(25)
 @given(w=matrices)
 def test_mirror_is_the_gradient_of_the_value(psi: Potential, w: Tensor) -> None:
     x = (w + 0.1 * torch.eye(*SHAPE)).requires_grad_()
@@ -120,7 +121,7 @@ def test_mirror_is_the_gradient_of_the_value(psi: Potential, w: Tensor) -> None:
 
 
 @pytest.mark.parametrize("psi", POTENTIALS, ids=repr)
-@settings(max_examples=40)
+@few(40)
 @given(w=matrices, v=matrices)
 def test_fenchel_young_and_the_divergence(psi: Potential, w: Tensor, v: Tensor) -> None:
     """psi(w) >= psi(v) + <mirror(v), w - v>, and the divergence is the difference."""
@@ -181,7 +182,7 @@ EXACT: dict[type, Any] = {
 
 
 @pytest.mark.parametrize("psi", [p for p in POTENTIALS if type(p) in EXACT], ids=repr)
-@settings(max_examples=40)
+@few(40)
 @given(
     b=st.floats(-3, 3).filter(lambda x: abs(x) > 1e-3),
     distance=st.floats(-14, 0.5).map(lambda e: 10**e),
@@ -248,7 +249,7 @@ def test_known_norms() -> None:
 
 
 @given(u=matrices, k=st.integers(1, 12))
-@settings(max_examples=50)
+@few(50)
 def test_the_k_support_norm_is_that_of_its_unit_ball(u: Tensor, k: int) -> None:
     """||w|| is the largest <u, w> over dual norm 1: the mirror image of w attains it."""
     norm = mh.KSupport(k=k)
