@@ -300,6 +300,17 @@ def test_weights_that_are_not_finite_are_not_collected() -> None:
     assert sync.collect().count == 0
 
 
+def test_huge_weights_that_are_finite_are_collected() -> None:
+    """Sums and float32 overflow, the weights do not."""
+    for dtype, most in ((torch.float64, 1e308), (torch.float32, 3e38), (torch.bfloat16, 3e38)):
+        state = {"w": torch.ones(9, dtype=dtype)}
+        sync = mh.WeightSync(state, None)
+        served = sync.weights()
+        state["w"].fill_(most)
+        sync.collect().apply(served)
+        assert same_bits(served, state)
+
+
 def test_a_model_that_is_not_the_one_before_is_refused() -> None:
     model, _, sync, _ = set_up()
     model.head.weight = nn.Parameter(model.embed.weight.detach().clone())
@@ -427,6 +438,7 @@ def test_a_folder_and_the_advice_to_take_a_full_copy(tmp_path: Path) -> None:
     for k, patch in enumerate(patches):
         patch.save(tmp_path / f"{k}.safetensors", originals=k % 2 == 0)
     save_file(states[0], tmp_path / "9-model.safetensors")  # not a patch
+    patches[0].save(tmp_path / ".mirrorhead-tmp-abcdefgh-9.safetensors")  # being written
     receiver = mh.WeightReceiver(copy_of(states[1]))
     receiver.receive(tmp_path)
     assert receiver.version == patches[-1].version

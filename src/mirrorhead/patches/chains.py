@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from mirrorhead._files import sha256_of
+from mirrorhead._files import is_temporary, sha256_of
 from mirrorhead.patches.checkpoints import PatchError, bits, refuse
 from mirrorhead.patches.file_format import TensorPatch, is_patch, read_hashes
 
@@ -56,7 +56,9 @@ def links(patches: Patches) -> list[Link]:
         folder = Path(patches)
         if not folder.is_dir():
             raise PatchError(f"patches must be a folder or a list of patches, got {folder}")
-        patches = [file for file in sorted(folder.glob("*.safetensors")) if is_patch(file)]
+        # Those that a trainer is writing have no name yet.
+        files = (f for f in sorted(folder.glob("*.safetensors")) if not is_temporary(f.name))
+        patches = [file for file in files if is_patch(file)]
         if not patches:
             raise PatchError(f"{folder} holds no patches")
     if not patches:

@@ -313,9 +313,12 @@ def _whole(local: Tensor, like: Any) -> Tensor:
 
 
 def _check_finite(name: str, before: Tensor, after: Tensor) -> None:
-    if not after.is_floating_point() or bool((after.float() - before.float()).sum().isfinite()):
+    if not after.is_floating_point():
+        return
+    old, new = (x.float() if x.element_size() < 4 else x for x in (before, after))
+    if bool((new - old).sum().isfinite()):
         return  # the usual case; a sum that overflows decides nothing
-    if not bool((after.float().isfinite() & before.float().isfinite()).all()):
+    if not bool((new.isfinite() & old.isfinite()).all()):
         raise PatchError(
             f"tensor {name!r} changes to or from NaN or infinity: nothing was collected, and the"
             " base is as it was"
