@@ -43,9 +43,18 @@ TINY: dict[str, Any] = {
     "cones": quick("cones", trials=3, p=(1.75, 3.0), steps=(100, 100)),
     "acceleration": quick("acceleration", trials=3, p=(2.0, 5.0), steps=(60, 60), lr=(0.1, 1.0)),
     **{
-        f"bias-{name}": quick(f"bias-{name}", trials=3, steps=40, rates=(0.03, 0.1))
-        for name in ("attention", "factored", "linear", "network", "batches")
+        f"bias-{name}": quick(
+            f"bias-{name}",
+            trials=3,
+            steps=40,
+            optimizers=("SGD", "Adam", "Adagrad", "Muon"),
+            norms=("l2", "linf", "nuclear", "spectral"),
+            rates=(0.03, 0.1),
+        )
+        for name in ("attention", "factored", "linear")
     },
+    "bias-network": quick("bias-network", trials=3, steps=40, rates=(0.1,)),
+    "bias-batches": quick("bias-batches", trials=3, steps=40, rates=(0.1,)),
     "bias-rates": quick("bias-rates", trials=3, steps=40),
     "bias-potentials": quick("bias-potentials", trials=3, steps=40),
     "bias-hybrid": quick("bias-hybrid", trials=3, steps=40, game=50),
