@@ -108,7 +108,7 @@ def test_the_multipliers_are_the_dual_solution(norm):
 
 
 @cases("norm")
-@pytest.mark.parametrize("scale", [1e-90, 1e-3, 1e80])
+@pytest.mark.parametrize("scale", [1e-150, 1e-3, 1e150])
 def test_units_change_nothing(norm, scale):
     X, z, tokens = random_problem(4, 5, 6, seed=3)
     base = mh.attention_svm(X, z, tokens, norm)
@@ -168,6 +168,15 @@ def test_near_p1_and_far_from_it(p):
     data = random_problem(20, 6, 8, 10, seed=7)
     for own in (mh.Schatten(p), mh.Grouped(p), mh.Grouped(p, 1, 5)):
         assert mh.attention_svm(*data, own).check(*data), own
+
+
+@pytest.mark.slow
+@cases("norm")
+def test_problems_beyond_the_compiled_kernel(norm):
+    data = random_problem(30, 16, 24, seed=9)  # 450 constraints, and more samples than columns
+    assert mh.attention_svm(*data, norm).check(*data)
+    data = random_problem(30, 16, 40, seed=9)
+    assert mh.attention_svm(*data, norm).check(*data)
 
 
 @pytest.mark.slow
