@@ -475,6 +475,11 @@ def test_bad_settings_are_refused(make: Any, says: str) -> None:
         make()
 
 
+def test_an_optimizer_of_ones_own_is_given_as_a_function() -> None:
+    with pytest.raises(ValueError, match="given to complete_run"):
+        build_optimizer(nn.Linear(2, 1), OptimizerSettings("own"))
+
+
 @pytest.mark.parametrize("end", [0.0, 0.1])
 @pytest.mark.parametrize("shape", ["linear", "cosine"])
 def test_rates_rise_and_fall(shape: Any, end: float) -> None:

@@ -172,6 +172,8 @@ def build_optimizer(
     >>> build_optimizer(nn.Linear(2, 1), OptimizerSettings("sgd", lr=0.1, momentum=0.9)).__class__
     <class 'torch.optim.sgd.SGD'>
     """
+    if settings.name == OWN:
+        raise ValueError("an optimizer of your own is given to complete_run as a function")
     params = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
     kind = _KINDS[settings.name]
     how = {name: getattr(settings, name) for name in OPTIONS[settings.name]}
