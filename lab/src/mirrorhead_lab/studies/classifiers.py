@@ -178,7 +178,7 @@ def classifier_study(what: Classifier, methods: Mapping[str, Method], /, **more:
     from mirrorhead_lab.studies import classifier_results as results
 
     counts = sorted({len(method.settings) for method in methods.values()})
-    seed = more.get("tuning_seed") or more["seeds"][0]
+    seed = more.get("tuning_seed", more["seeds"][0])
     return Study(
         **{
             "methods": methods,
