@@ -132,7 +132,7 @@ def locally_optimal(
     >>> locally_optimal(data, torch.tensor([1]), geometry=2)
     LocalOptimality(False, sample 0: support token 0 scores 2, the selected token 1 scores 1)
     """
-    norm = choose(geometry, "geometry").norm
+    norm = choose(geometry).norm
     scores = token_scores(problem)
     solution = _solution(problem, tokens, norm, tol)
     X, z, mask = problem.X, problem.z, _kept(problem)
@@ -169,7 +169,7 @@ def locally_optimal_sets(
     `limit` are refused. Sets for which `locally_optimal` cannot tell are left out with a warning.
     """
     _check_has(problem, "X", "z")
-    geometry = choose(geometry, "geometry").norm  # before the loop over sets
+    geometry = choose(geometry).norm  # before the loop over sets
     if problem.X.dim() != 3:
         raise ValueError(f"X must be one problem, (n, T, d); got shape {tuple(problem.X.shape)}")
     check_integer("limit", limit, 1)

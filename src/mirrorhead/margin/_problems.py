@@ -235,7 +235,7 @@ def attention_svm(
     >>> bool(solution.check(X, z, torch.tensor([0])))
     True
     """
-    choice = choose(geometry, "geometry")
+    choice = choose(geometry)
     return _solve(attention_constraints(X, z, tokens, mask), choice, tol, start)
 
 
@@ -256,7 +256,7 @@ def svm(
     >>> solution.status, solution.v.round(decimals=6)
     ('optimal', tensor([0.5000, 0.2500], dtype=torch.float64))
     """
-    choice = choose(geometry, "geometry")
+    choice = choose(geometry)
     return _solve(svm_constraints(features, labels), choice, tol, start)
 
 
@@ -276,7 +276,7 @@ def multiclass_svm(
     >>> multiclass_svm(features, torch.tensor([0, 1, 2])).status
     'optimal'
     """
-    choice, features = choose(geometry, "geometry"), as_floats("features", features)
+    choice, features = choose(geometry), as_floats("features", features)
     labels = as_tensor("labels", labels, features)
     if features.dim() < 2 or labels.shape != features.shape[:-1] or not labels.numel():
         given = tuple(features.shape), tuple(labels.shape)
@@ -373,16 +373,15 @@ def _scaled(x: Tensor, divisor: Tensor) -> Tensor:
 
 
 def _start(problem: Constraints, start: MarginSolution) -> tuple[Tensor, Tensor]:
-    if start.W.shape != (*problem.lead, *problem.weights):
-        raise ValueError(
-            f"start must solve a problem of the same shape, with weights "
-            f"{(*problem.lead, *problem.weights)}; its weights are {tuple(start.W.shape)}"
-        )
-    if start.dual.shape != (*problem.lead, *problem.shape):
-        raise ValueError(
-            f"start must solve a problem of the same shape, with dual "
-            f"{(*problem.lead, *problem.shape)}; its dual is {tuple(start.dual.shape)}"
-        )
+    for name, given, shape in (
+        ("weights", start.W, problem.weights),
+        ("dual", start.dual, problem.shape),
+    ):
+        if given.shape != (*problem.lead, *shape):
+            raise ValueError(
+                f"start must solve a problem of the same shape, with {name} "
+                f"{(*problem.lead, *shape)}; got {tuple(given.shape)}"
+            )
     W = start.W.reshape(problem.A.batch, problem.A.columns).to(problem.A.left)
     return W, problem.collect(start.dual.to(W.device))
 
