@@ -1,4 +1,4 @@
-"""Milliseconds and bytes a weight of one step of centred MirrorAdam, against AdamW.
+"""Milliseconds and bytes a weight of one step of CenteredAdam, against AdamW.
 
 python benchmarks/centred_step.py  # for a matrix of 10.6 million weights
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from mirrorhead import MirrorAdam
+from mirrorhead import CenteredAdam
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
                 [weight], 1e-4, fused="fused" in name, foreach="foreach" in name
             )
         else:
-            optimizer = MirrorAdam([weight], 0.5, geometry=1.1, center="init", steps=100)
+            optimizer = CenteredAdam([weight], 1.1, reach=0.5, total_steps=60)
         optimizer.step()
         times = []
         for _ in range(10):

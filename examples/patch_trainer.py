@@ -70,20 +70,16 @@ def main() -> None:
     # Matrices of the encoder: few shall change. The classifier is new, and trained as usual.
     matrices = [w for n, w in model.bert.encoder.named_parameters() if w.ndim == 2]
     groups = [
-        {
-            "params": matrices,
-            "lr": 0.5,
-            "geometry": 1.1,
-            "center": "init",
-            "steps": options.steps / 2,
-        },
+        {"params": matrices, "geometry": 1.1, "reach": 0.5, "total_steps": options.steps / 2},
+        # A group without a center is one of MirrorAdam; at p = 2 that is AdamW.
         {
             "params": list(model.classifier.parameters()),
-            "lr": 1e-2,
+            "center": None,
             "geometry": 2.0,
-        },  # this is AdamW
+            "lr": 1e-2,
+        },
     ]
-    optimizer = mh.MirrorAdam(groups)
+    optimizer = mh.CenteredAdam(groups)
     decay = LambdaLR(optimizer, lambda step: max(0.0, 1 - step / options.steps))
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from mirrorhead import MirrorAdam
+import mirrorhead as mh
 from mirrorhead.geometry import PNorm
 from mirrorhead_lab.training.sparse_tuning import CenteredAdam, identical, lp_link
 
@@ -58,7 +58,7 @@ def test_the_plain_form_of_the_step_is_the_optimizers(p: float, dtype: torch.dty
     # Twice as many steps as announced, so that the largest dual variable passes the reach.
     optimizers = (
         CenteredAdam([plain], 0.5, lp_link(p), steps=10),
-        MirrorAdam([ours], 0.5, p, center="init", steps=10),
+        mh.CenteredAdam([ours], p, reach=0.5, total_steps=10),
     )
     for step in range(20):
         gradient = torch.linspace(-1, 1, 50) + torch.randn(50, generator=torch.manual_seed(step))

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from mirrorhead.margin import attention_svm as attention_svm
     from mirrorhead.margin import multiclass_svm as multiclass_svm
     from mirrorhead.margin import svm as svm
+    from mirrorhead.optim import CenteredAdam as CenteredAdam
     from mirrorhead.optim import MirrorAdam as MirrorAdam
     from mirrorhead.optim import MirrorDescent as MirrorDescent
     from mirrorhead.optim import ParamGroups as ParamGroups
@@ -74,8 +75,8 @@ _NAMES = {
     "losses": "Loss",
     "margin": "Check MarginSolution attention_svm multiclass_svm svm",
     "native": "",
-    "optim": "MirrorAdam MirrorDescent ParamGroups SteepestDescent attention_param_groups"
-    " matrix_param_groups",
+    "optim": "CenteredAdam MirrorAdam MirrorDescent ParamGroups SteepestDescent"
+    " attention_param_groups matrix_param_groups",
     "patches": "Patch PatchError WeightReceiver WeightSync",
     "paths": "Diagnostics Path RegularizationPath assumption_b descend diagnose"
     " joint_regularization_path largest_step regularization_path",

@@ -34,8 +34,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from mirrorhead import (
+    CenteredAdam,
+    Grouped,
+    KSupport,
     MirrorAdam,
     MirrorDescent,
+    Schatten,
+    SteepestDescent,
     WeightReceiver,
     WeightSync,
     attention_param_groups,
@@ -179,6 +184,24 @@ def adam(**options: Any) -> Build:
     )
 
 
+def centered(**options: Any) -> Build:
+    return lambda model: CenteredAdam(model.named_parameters(), 1.5, **options)
+
+
+def whole_geometry(psi: Any) -> Build:
+    return lambda model: MirrorDescent(model.named_parameters(), 0.1, psi, momentum=0.5)
+
+
+def spectral(model: nn.Module) -> Optimizer:
+    """The exact polar factor of matrices, signs of vectors."""
+    named = list(model.named_parameters())
+    groups = [
+        {"params": [x for x in named if x[1].ndim == 2], "geometry": Schatten(float("inf"))},
+        {"params": [x for x in named if x[1].ndim != 2]},
+    ]
+    return SteepestDescent(groups, 1e-2, momentum=0.5)
+
+
 def mixed(cls: Any = MirrorDescent, **options: Any) -> Build:
     """p = 1.1 for the attention's weights, which keep a dual, and p = 2 for the rest."""
     options = {"lr": 1e-2, **options}
@@ -204,13 +227,22 @@ def every_option() -> Iterator[tuple[str, Build]]:
     for options in ({"geometry": 1.1, "normalize": "global", "momentum": 0.5}, {"geometry": 3}):
         yield f"MirrorDescent({options}), loop", descent(**options, foreach=False)
     yield "MirrorAdam, loop", adam(foreach=False)
-    yield "MirrorAdam, centred", adam(center="init", geometry=1.5, lr=0.3, steps=8)
+    yield "MirrorAdam, centred", centered(reach=0.3, total_steps=8)
     # The third step passes the reach: the scale is the maximum over all shards.
     yield (
         "MirrorAdam, centred, beyond its reach",
-        adam(center="init", geometry=1.5, lr=0.1, steps=3),
+        centered(reach=0.1, total_steps=3),
     )
     yield "MirrorDescent, centred", descent(center="init", geometry=1.5, lr=0.5, momentum=0.5)
+    yield (
+        "SteepestDescent, signs",
+        lambda model: SteepestDescent(
+            model.named_parameters(), 1e-2, momentum=0.5, weight_decay=0.1
+        ),
+    )
+    yield "SteepestDescent, matrices gathered", spectral
+    for psi in (Grouped(1.5, dim=0), KSupport(0.5)):
+        yield f"MirrorDescent, {psi}", whole_geometry(psi)
     yield "MirrorDescent, mixed groups", mixed(normalize="global", momentum=0.5)
     yield "MirrorAdam, mixed groups", mixed(MirrorAdam)
 

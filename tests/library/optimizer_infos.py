@@ -59,6 +59,11 @@ COMMON: list[Kwargs] = [
     {"error_if_nonfinite": False},
 ]
 IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {"SteepestDescent": ()}
+TAKE_COMMON = ("MirrorDescent", "MirrorAdam")
+CENTERED: list[Kwargs] = [
+    {"reach": 0.1, "total_steps": 40, **own}
+    for own in ({}, {"geometry": 1.5, "betas": (0.5, 0.9)}, {"lr": torch.tensor(0.5)})
+] + [{"center": None, "lr": 1e-2}, {"center": None, "geometry": 3.0, "lr": 1e-2}]
 STEEPEST: list[Kwargs] = [
     {},
     {"lr": 1e-2},
@@ -71,6 +76,7 @@ STEEPEST: list[Kwargs] = [
 ]
 OWN: dict[str, list[Kwargs]] = {
     "SteepestDescent": STEEPEST,
+    "CenteredAdam": CENTERED,
     "MirrorDescent": [
         *({"momentum": 0.9, "geometry": p} for p in (1.5, 2, 3)),
         *(
@@ -90,7 +96,6 @@ OWN: dict[str, list[Kwargs]] = {
         {"knee": 3.0, "geometry": 1.1},
         {"knee": None, "geometry": 1.1},
         {"knee": None, "geometry": 1.5, "rms_floor": 1e-2},
-        {"center": "init", "steps": 100, "lr": 0.1},
     ],
 }
 BAD: dict[str, list[tuple[Kwargs, type[Exception], str]]] = {
@@ -98,6 +103,9 @@ BAD: dict[str, list[tuple[Kwargs, type[Exception], str]]] = {
         ({"momentum": -0.5}, ValueError, "momentum must be at least 0"),
         ({"momentum": torch.tensor([0.5, 0.5])}, ValueError, "Tensor momentum must be 1-element"),
         ({"nesterov": True}, ValueError, "nesterov=True needs momentum"),
+    ],
+    "CenteredAdam": [
+        ({"reach": 0.0, "total_steps": 3}, ValueError, "reach must be greater than 0"),
     ],
     "SteepestDescent": [
         ({"momentum": -0.5}, ValueError, "momentum must be at least 0"),
@@ -131,7 +139,7 @@ def _info(cls: type[Optimizer]) -> OptimizerInfo:
     def inputs(device: Any, dtype: torch.dtype | None = None) -> list[OptimizerInput]:
         return [
             OptimizerInput(params=None, kwargs=deepcopy(kwargs), desc=str(kwargs) or "default")  # pyright: ignore[reportArgumentType]
-            for kwargs in OWN[cls.__name__] + COMMON * (cls is not mirrorhead.SteepestDescent)
+            for kwargs in OWN[cls.__name__] + (COMMON if cls.__name__ in TAKE_COMMON else [])
         ]
 
     def errors(device: Any, dtype: torch.dtype) -> list[ErrorOptimizerInput]:

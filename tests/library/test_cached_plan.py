@@ -177,7 +177,7 @@ def test_whatever_changes_the_step_is_that_of_a_fresh_plan(
                     param.grad = g.to(param.dtype, copy=True)  # SGD may write to it
                 CHANGES[change](optimizer, params)
                 if k:
-                    optimizer._plans.clear()
+                    optimizer._kept.clear()
                 optimizer.step()
             for a, b in zip(runs[0][0], runs[1][0], strict=True):
                 assert torch.equal(a, b)
@@ -196,10 +196,10 @@ def test_the_plan_is_kept_while_only_gradients_and_lr_change(cls: Any) -> None:
             param.grad = torch.randn_like(param)
         group_of(optimizer)["lr"] = 0.01 / (1 + k)
         optimizer.step()
-        plans.add(id(optimizer._plans[id(group_of(optimizer))]))
+        plans.add(id(optimizer._kept[id(group_of(optimizer))]))
     assert len(plans) == 1
     other = copy.deepcopy(optimizer)
-    assert not other._plans
+    assert not other._kept
 
 
 @pytest.mark.parametrize("how", [{}, {"foreach": True}, {"foreach": False}], ids=str)

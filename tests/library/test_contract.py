@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -20,7 +20,6 @@ from mirrorhead import MirrorAdam, MirrorDescent
 
 LOOP: dict[str, Any] = {"foreach": False, "fused": False}
 FOREACH: dict[str, Any] = {"foreach": True}
-FUSED: dict[str, Any] = {"fused": True}
 NATIVE: dict[str, Any] = {}  # the default on a CPU
 
 shapes = st.lists(
@@ -110,38 +109,6 @@ def test_descent(
     check_descent(implementation, tensor_shapes, dtype, seed, nesterov=nesterov, **options)
 
 
-# A kernel takes seconds to compile: these rules, and any shapes and numbers. Four tensors have a
-# kernel of their own, which test_handfuls_of_tensors tests.
-fused_shapes = shapes.map(lambda found: found[:3])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "fixed",
-    [
-        {"geometry": 1.1},
-        {"geometry": 1.1, "momentum": 0.9, "weight_decay": 0.1},
-        {"geometry": 1.5, "momentum": 0.9, "nesterov": True},
-        {"geometry": 1.75, "normalize": "tensor", "maximize": True},
-        {"geometry": 2.0, "momentum": 0.9, "weight_decay": 0.1},
-        {"geometry": 2.7, "normalize": "global"},
-        {"geometry": 3.0, "weight_decay": 0.1},
-    ],
-    ids=lambda fixed: "-".join(f"{k}={v}" for k, v in fixed.items()),
-)
-@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
-@given(fused_shapes, st.integers(0, 1000), st.floats(1e-3, 0.1))
-def test_descent_fused(
-    fixed: dict[str, Any], tensor_shapes: list[tuple[int, ...]], seed: int, lr: float
-) -> None:
-    check_descent(FUSED, tensor_shapes, torch.float32, seed, lr=lr, **fixed)
-
-
-@pytest.mark.slow
-def test_descent_fused_float64() -> None:
-    check_descent(FUSED, [(3, 5), (17,)], torch.float64, 0, lr=0.05, geometry=1.3)
-
-
 adam_options = st.fixed_dictionaries(
     {
         "lr": st.floats(1e-4, 1e-2),
@@ -179,26 +146,7 @@ def test_adam(
     check_adam(implementation, tensor_shapes, dtype, seed, **options)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "fixed",
-    [
-        {"geometry": 1.1},
-        {"geometry": 1.5, "weight_decay": 0.1, "maximize": True},
-        {"geometry": 2.0},
-        {"geometry": 2.7},
-    ],
-    ids=lambda fixed: "-".join(f"{k}={v}" for k, v in fixed.items()),
-)
-@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
-@given(fused_shapes, st.integers(0, 1000), st.floats(1e-4, 1e-2))
-def test_adam_fused(
-    fixed: dict[str, Any], tensor_shapes: list[tuple[int, ...]], seed: int, lr: float
-) -> None:
-    check_adam(FUSED, tensor_shapes, torch.float32, seed, lr=lr, **fixed)
-
-
-@pytest.mark.parametrize("implementation", [LOOP, FOREACH, FUSED], ids=["loop", "foreach", "fused"])
+@pytest.mark.parametrize("implementation", [LOOP, FOREACH], ids=["loop", "foreach"])
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_p_2_is_sgd_to_the_bit(
@@ -208,13 +156,11 @@ def test_p_2_is_sgd_to_the_bit(
     params, gradients = make(shapes_, dtype, 0, steps=10)
     twins = [nn.Parameter(q.detach().clone()) for q in params]
     train(MirrorDescent(params, lr=0.03, geometry=2, **options, **implementation), gradients)
-    # torch's fused SGD leaves the last elements of half-precision tensors undefined on a CPU.
-    theirs = FOREACH if dtype == torch.bfloat16 and implementation == FUSED else implementation
-    train(torch.optim.SGD(twins, lr=0.03, **options, **theirs), gradients)
+    train(torch.optim.SGD(twins, lr=0.03, **options, **implementation), gradients)
     assert all(torch.equal(a, b) for a, b in zip(params, twins, strict=True))
 
 
-@pytest.mark.parametrize("implementation", [LOOP, FOREACH, FUSED], ids=["loop", "foreach", "fused"])
+@pytest.mark.parametrize("implementation", [LOOP, FOREACH], ids=["loop", "foreach"])
 def test_p_2_is_adamw(implementation: dict[str, Any]) -> None:
     params, gradients = make([(5, 7), (), (33,)], torch.float32, 0, steps=10)
     twins = [nn.Parameter(q.detach().clone()) for q in params]
@@ -223,15 +169,7 @@ def test_p_2_is_adamw(implementation: dict[str, Any]) -> None:
     assert all(torch.equal(a, b) for a, b in zip(params, twins, strict=True))
 
 
-@pytest.mark.slow
-def test_handfuls_of_tensors() -> None:
-    """More tensors than one compiled call takes, with one too short for it among them."""
-    many = [(n, 3) for n in range(1, 11)] + [(), (1,), (0,)]
-    check_descent(FUSED, many, torch.float32, 0, lr=0.05, geometry=1.1)
-    check_adam(FUSED, many, torch.float32, 0, lr=0.005, geometry=1.1)
-
-
-@pytest.mark.parametrize("implementation", [LOOP, FOREACH, FUSED], ids=["loop", "foreach", "fused"])
+@pytest.mark.parametrize("implementation", [LOOP, FOREACH], ids=["loop", "foreach"])
 def test_any_memory_layout(implementation: dict[str, Any]) -> None:
     """Transposed, channels-last and sliced weights, and gradients laid out otherwise."""
     base = torch.randn(4, 6, 5, 3)

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from building import build
 from mirrorhead import MirrorAdam, MirrorDescent
-from mirrorhead.optim import _base, _centered, _compiled, _foreach, _param_state, _sharded
+from mirrorhead.optim import _base, _batches, _sharded, _tensors
 
 WAITING = {"_local_scalar_dense", "is_nonzero", "nonzero", "equal", "masked_select", "item"}
-MODULES = (_base, _param_state, _foreach, _sharded, _centered, _compiled)
+MODULES = (_base, _batches, _sharded, _tensors)
 SHAPES = [(4, 3), (7,), (), (0,), (50_000,)]
 
 
@@ -50,7 +51,7 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (MirrorDescent, {"geometry": 1.1, "center": "init"}),
     *[(MirrorAdam, {"geometry": p}) for p in (1.1, 1.5, 2.0, 3.0)],
     (MirrorAdam, {"geometry": 1.1, "knee": None, "weight_decay": 0.1}),
-    (MirrorAdam, {"geometry": 1.1, "center": "init", "steps": 2}),
+    (MirrorAdam, {"geometry": 1.1, "center": "init"}),
 ]
 
 
@@ -66,7 +67,9 @@ def test_a_step_reads_one_number_at_most(
     ends = []
     for error in (True, False):
         params = [nn.Parameter(w.clone()) for w in start]
-        optimizer = cls(params, lr=0.02, foreach=foreach, error_if_nonfinite=error, **options)
+        optimizer = build(
+            cls, params, lr=0.02, foreach=foreach, error_if_nonfinite=error, **options
+        )
         for k, gs in enumerate(gradients):
             for param, g in zip(params, gs, strict=True):
                 param.grad = g.clone()
@@ -88,7 +91,7 @@ def test_a_tensor_lr_is_read_when_it_was_edited(
     for tensor in (True, False):
         params = [nn.Parameter(torch.ones(s)) for s in SHAPES]
         lr = torch.tensor(0.02, dtype=torch.float64) if tensor else 0.02
-        optimizer = cls(params, lr=lr, foreach=foreach, error_if_nonfinite=False, **options)
+        optimizer = build(cls, params, lr=lr, foreach=foreach, error_if_nonfinite=False, **options)
         for k in range(5):
             if edited := k == 3:
                 lr = optimizer.param_groups[0]["lr"] = lr.mul_(0.5) if tensor else 0.01  # pyright: ignore
@@ -118,7 +121,7 @@ def test_a_compiled_step_reads_no_number_but_the_flag(
     for how in implementations:
         generator = torch.Generator().manual_seed(0)
         params = [nn.Parameter(torch.randn(9, generator=generator)) for _ in range(8)]
-        optimizer = cls(params, lr=0.02, error_if_nonfinite=False, **options, **how)
+        optimizer = build(cls, params, lr=0.02, error_if_nonfinite=False, **options, **how)
         for k in range(4):
             for i, param in enumerate(params):
                 param.grad = torch.randn(9, generator=generator)
@@ -152,7 +155,9 @@ def test_the_steps_are_those_of_a_cpu(
         for module in MODULES:
             monkeypatch.setattr(module, "waits", lambda x, device=device: device)
         params = [nn.Parameter(w.clone()) for w in start]
-        optimizer = cls(params, lr=0.02, foreach=foreach, error_if_nonfinite=False, **options)
+        optimizer = build(
+            cls, params, lr=0.02, foreach=foreach, error_if_nonfinite=False, **options
+        )
         for gs in gradients:
             for param, g in zip(params, gs, strict=True):
                 param.grad = g.clone()

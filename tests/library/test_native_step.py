@@ -15,12 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from mirrorhead import MirrorAdam, MirrorDescent, native
+import mirrorhead as mh
+from building import build
+from mirrorhead import CenteredAdam, MirrorAdam, MirrorDescent, native
 from mirrorhead.geometry._powers import inverse_exponent
 from mirrorhead.optim import _native
-from mirrorhead.optim._formula import Hyper, Method, Storage, UpdateRule
-from mirrorhead.optim._native import step_native
-from mirrorhead.optim._param_state import ParamState
+from mirrorhead.optim._batches import Parts
+from mirrorhead.optim._batches import advance as step_of_torch
+from mirrorhead.optim._moves import mirror
+from mirrorhead.optim._native import NativeTable
+from mirrorhead.optim._rule import Checksums, Hyper, Method, Mover, Record, Rule, Storage
+from mirrorhead.optim._tensors import wide_dtype
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="the C library was not built")
 
@@ -61,41 +66,52 @@ def test_powers_against_mpmath(exponent: float) -> None:
     np.testing.assert_array_equal(power(edges, exponent), edges)
 
 
-def rule_of(p: float, dtype: torch.dtype, **options) -> UpdateRule:
-    storage = options.pop("storage", None)
-    if storage is None:
-        wide = torch.promote_types(dtype, torch.float32)
+def rule_of(p: float, dtype: torch.dtype, method: Method, knee: bool, primal: bool) -> Rule:
+    storage = Storage.PRIMAL
+    if not primal:
+        wide = wide_dtype(dtype)
         storage = Storage.DUAL if p < 2 else Storage.WIDE if dtype != wide else Storage.PRIMAL
-    return UpdateRule(p, options.pop("method", Method.DESCENT), storage, dtype, **options)
+    psi = mh.Knee(mh.PNorm(p), 1.0) if knee else mh.PNorm(p)
+    return Rule(psi, method, storage, dtype, knee)
 
 
-def state_of(rule: UpdateRule, hyper: Hyper, weight: Tensor, grad: Tensor, seed: int) -> ParamState:
-    """A state in the middle of a run: moments that are not zero, u that is not mirror(w)."""
+def parts_of(rule: Rule, hyper: Hyper, weight: Tensor, grad: Tensor, seed: int) -> Parts:
+    """Tensors in the middle of a run: moments that are not zero, u that is not mirror(w)."""
     generator = torch.Generator().manual_seed(seed)
     draw = lambda: torch.randn(weight.shape, generator=generator).to(rule.wide)  # noqa: E731
     stored = None
     if rule.storage is Storage.DUAL:
-        stored = rule.mirror(weight.to(rule.wide), hyper)
+        stored = mirror(rule, weight.to(rule.wide), None, hyper)
     elif rule.storage is Storage.WIDE:
         stored = weight.to(rule.wide) * (1 + 1e-4 * draw())
         weight = stored.to(rule.dtype)
-    m = draw() if rule.momentum or rule.method is Method.ADAM else None
+    m = draw() if rule.method else None
     v = draw().square() + 0.1 if rule.method is Method.ADAM else None
-    return ParamState(rule, hyper, weight, grad, stored, m, v)
+    return [weight, grad, stored, m, v, None]
 
 
-def copied(state: ParamState) -> ParamState:
-    return state.of([x if x is None else x.clone() for x in state.tensors()])
+def by_c(rule: Rule, parts: Parts, hyper: Hyper) -> Parts:
+    """The tensors after a step of the C library."""
+    w, g, stored, m, v, _ = (x if x is None else x.clone() for x in parts)
+    assert w is not None and g is not None
+    numbers = {k: x for k, x in hyper._asdict().items() if k != "lr"}
+    record = Record(
+        w, rule, Mover.NATIVE, w, stored, m, v, None, None, None, numbers, 1.0, Checksums()
+    )
+    assert NativeTable([record]).step([g], {"lr": hyper.lr}, 0) == [True]
+    return [w, g, stored, m, v, None]
 
 
-def wider(state: ParamState) -> ParamState:
-    """The same state in float64, to compute what the step should be."""
-    rule = replace(state.rule, dtype=torch.float64, storage=state.rule.storage)
-    parts = [x if x is None else x.to(torch.float64) for x in state.tensors()]
+def in_float64(rule: Rule, parts: Parts, hyper: Hyper) -> Parts:
+    """The tensors after the same step of the formula in float64."""
+    rule, parts = (
+        replace(rule, dtype=torch.float64),
+        [x if x is None else x.double() for x in parts],
+    )
     if rule.storage is Storage.WIDE:
         rule = replace(rule, storage=Storage.PRIMAL)
         parts[0], parts[2] = parts[2], None
-    return replace(state.of(parts), rule=rule)
+    return step_of_torch(rule, parts, hyper)
 
 
 @given(
@@ -112,19 +128,9 @@ def test_it_takes_the_step_of_the_formula(
     p: float, dtype: torch.dtype, count: int, method: str, primal: bool, decay: float,
     scale: float, seed: int,
 ) -> None:  # fmt: skip
-    adam = method in ("adam", "knee")
     knee = method == "knee" and p < 2
-    rule = rule_of(
-        p,
-        dtype,
-        method=Method.ADAM if adam else Method.DESCENT,
-        momentum=method in ("momentum", "nesterov"),
-        nesterov=method == "nesterov",
-        decay=decay != 0,
-        scaled=scale != 1,
-        knee=knee,
-        **({"storage": Storage.PRIMAL} if primal else {}),
-    )
+    kinds = {"plain": Method.DESCENT, "momentum": Method.MOMENTUM, "nesterov": Method.NESTEROV}
+    rule = rule_of(p, dtype, kinds.get(method, Method.ADAM), knee, primal)
     K = 0.3
     hyper = Hyper(
         lr=0.01,
@@ -146,32 +152,28 @@ def test_it_takes_the_step_of_the_formula(
     weight[torch.rand(count, generator=generator) < 0.1] = 0
     grad = torch.randn(count, generator=generator, dtype=torch.float64)
     grad[torch.rand(count, generator=generator) < 0.1] = 0
-    state = state_of(rule, hyper, weight.to(dtype), grad.to(dtype), seed)
-    expected, got = wider(state), copied(state)
-    assert expected.step() and step_native([got]) == [True]
+    parts = parts_of(rule, hyper, weight.to(dtype), grad.to(dtype), seed)
+    got, expected = by_c(rule, parts, hyper), in_float64(rule, parts, hyper)
     eps, tiny = torch.finfo(rule.wide).eps, torch.finfo(dtype).tiny
-    for name in ("m", "v"):
-        if getattr(got, name) is not None:
-            torch.testing.assert_close(
-                getattr(got, name).double(), getattr(expected, name), rtol=8 * eps, atol=8 * eps
-            )
+    for ours, theirs in zip(got[3:5], expected[3:5], strict=True):
+        if ours is not None and theirs is not None:
+            torch.testing.assert_close(ours.double(), theirs, rtol=8 * eps, atol=8 * eps)
     # Weights are compared in the dual, where the step is taken.
+    weights: list[Any] = [got[0], expected[0]]
     here, there = (
-        replace(rule, dtype=torch.float64).mirror(x.double(), hyper)
-        for x in (got.weight, expected.weight)
+        mirror(replace(rule, dtype=torch.float64), x.double(), None, hyper) for x in weights
     )
     slack = 64 * max(1, p) * eps + torch.finfo(dtype).eps * (p - 1)
     bound = slack * there.abs().clamp_min(1) + 2 * tiny ** (p - 1)
     if knee:  # above the knee u is linear in w
-        bound = bound + torch.finfo(dtype).eps * expected.weight.abs() / hyper.slope
+        bound = bound + torch.finfo(dtype).eps * weights[1].abs() / hyper.slope
     if p < 2:  # a weight may be too small for its dtype
         bound = bound + torch.finfo(dtype).smallest_normal ** (p - 1)
     assert ((here - there).abs() <= bound).all()
     if rule.storage is Storage.DUAL:
-        assert got.stored is not None and expected.stored is not None
-        assert (
-            (got.stored.double() - expected.stored).abs() <= 8 * eps * (1 + expected.stored.abs())
-        ).all()
+        ours, theirs = got[2], expected[2]
+        assert ours is not None and theirs is not None
+        assert ((ours.double() - theirs).abs() <= 8 * eps * (1 + theirs.abs())).all()
 
 
 def twice(dtype: torch.dtype = torch.float32, count: int = 5000, **options):
@@ -256,7 +258,7 @@ def test_the_comparison_one_by_one_agrees_with_the_checksum_to_the_bit(p: float)
     (a, with_sums), (b, without) = twice(geometry=p)
     for seed in range(5):
         advance(a, with_sums, seed)
-        without._checksums.clear()
+        without._forget()
         advance(b, without, seed)
     assert torch.equal(a, b)
     assert torch.equal(with_sums.state[a]["dual"], without.state[b]["dual"])
@@ -452,7 +454,7 @@ def test_without_checksums_the_step_is_the_same(
         for param, optimizer in zip(params, optimizers, strict=True):
             param.grad = gradient.clone()
             optimizer.step()
-        optimizers[1]._checksums.clear()
+        optimizers[1]._forget()
         assert torch.equal(*params)
 
 
@@ -492,7 +494,7 @@ def test_centred_steps_are_those_of_torch(
     pairs = []
     for how in ({}, {"foreach": False}):
         params = [nn.Parameter(w.clone()) for w in start]
-        pairs.append((params, cls(params, **options, **how)))
+        pairs.append((params, build(cls, params, **options, **how)))
     wide = torch.promote_types(dtype, torch.float32)
     eps = torch.finfo(wide).eps
     exponent = inverse_exponent(p)
@@ -525,7 +527,7 @@ def centred(dtype: torch.dtype = torch.float32, count: int = 5000, **options) ->
     weights = torch.randn(count, generator=torch.Generator().manual_seed(1)).to(dtype)
     param = nn.Parameter(weights.clone())
     options = {"lr": 0.5, "steps": 4, "geometry": 1.1, "center": "init", **options}
-    return param, MirrorAdam([param], **options)
+    return param, build(MirrorAdam, [param], **options)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -537,7 +539,7 @@ def test_a_centred_weight_without_checksums_does_not_look_edited(
     (a, with_sums), (b, without) = centred(dtype, geometry=p), centred(dtype, geometry=p)
     for seed in range(7):
         advance(a, with_sums, 0 if seed < 6 else 1)
-        without._checksums.clear()
+        without._forget()
         advance(b, without, 0 if seed < 6 else 1)
         assert torch.equal(a, b)
     assert float(with_sums.state[a]["scale"]) > 0.5
@@ -602,7 +604,7 @@ def test_layouts_of_centred_weights(layout: str) -> None:
     params = [nn.Parameter(plain.clone()), nn.Parameter(weight)]
     for k, param in enumerate(params):
         around = turned(center) if k and layout == "center" else center.clone()
-        optimizer = MirrorAdam([param], lr=0.3, geometry=1.5, center=[around], steps=2)
+        optimizer = CenteredAdam([param], 1.5, reach=0.3, center=[around], total_steps=2)
         for _ in range(3):
             param.grad = turned(grad) if k and layout == "gradient" else grad.clone()
             optimizer.step()

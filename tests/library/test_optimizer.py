@@ -21,38 +21,28 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import reference
+from building import build
 from mirrorhead import MirrorAdam, MirrorDescent, native
 from mirrorhead.geometry._powers import power
-from mirrorhead.optim import _compiled
-from mirrorhead.optim._fast_power import fast_power
 
 IMPLEMENTATIONS: dict[str, dict[str, Any]] = {
     "loop": {"foreach": False, "fused": False},
     "foreach": {"foreach": True},
-    "fused": {"fused": True},
     "native": {},  # the default
 }
-UNFUSED = ("loop", "foreach", "native")
 each_implementation = pytest.mark.parametrize(
     "how", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS.keys()
-)
-each_unfused = pytest.mark.parametrize(
-    "how", [IMPLEMENTATIONS[name] for name in UNFUSED], ids=UNFUSED
 )
 each_optimizer = pytest.mark.parametrize("cls", [MirrorDescent, MirrorAdam])
 
 
-def with_a_few_fused(names: str, cases: list[tuple], fused: list[tuple]) -> pytest.MarkDecorator:
-    """All but fused for every case; fused, which is compiled for seconds, for some of them."""
-    assert set(fused) <= set(cases)
+def with_every(names: str, cases: list[tuple]) -> pytest.MarkDecorator:
     choices = [
         pytest.param(
-            IMPLEMENTATIONS[name],
-            *case,
-            id="-".join([name, *(getattr(x, "__name__", str(x)) for x in case)]),
+            how, *case, id="-".join([name, *(getattr(x, "__name__", str(x)) for x in case)])
         )
-        for name in IMPLEMENTATIONS
-        for case in (fused if name == "fused" else cases)
+        for name, how in IMPLEMENTATIONS.items()
+        for case in cases
     ]
     return pytest.mark.parametrize(f"how, {names}", choices)
 
@@ -85,9 +75,8 @@ def steps(optimizer: torch.optim.Optimizer, count: int, zero: bool = False) -> N
         ({}, 100_000),
         (IMPLEMENTATIONS["loop"], 5_000),
         (IMPLEMENTATIONS["foreach"], 5_000),
-        (IMPLEMENTATIONS["fused"], 2_000),
     ],
-    ids=["native", "loop", "foreach", "fused"],
+    ids=["native", "loop", "foreach"],
 )
 def test_weights_at_zero_move_as_they_should(how: How, count: int) -> None:
     """float32, p = 1.1, from 0, gradients of 1e-4, lr 1e-2, up to 1e5 steps: within 1e-3."""
@@ -104,10 +93,9 @@ def test_weights_at_zero_move_as_they_should(how: How, count: int) -> None:
     assert ((param.double() - expected).abs() <= 1e-3 * expected.abs()).all()
 
 
-@with_a_few_fused(
+@with_every(
     "p, dtype",
     list(product([1.1, 1.5, 1.75, 3.0, 6.0], [torch.bfloat16, torch.float16, torch.float32])),
-    [(1.1, torch.bfloat16), (1.1, torch.float32), (3.0, torch.bfloat16)],
 )
 def test_zero_gradients_change_no_bit(how: How, p: float, dtype: torch.dtype) -> None:
     values = [torch.randn(200), torch.randn(200) * 1e-3, torch.zeros(8)]
@@ -123,11 +111,7 @@ def test_zero_gradients_change_no_bit(how: How, p: float, dtype: torch.dtype) ->
     assert torch.equal(param, before)
 
 
-@with_a_few_fused(
-    "p, dtype",
-    list(product([1.1, 3.0], [torch.bfloat16, torch.float16])),
-    [(1.1, torch.bfloat16), (3.0, torch.bfloat16)],
-)
+@with_every("p, dtype", list(product([1.1, 3.0], [torch.bfloat16, torch.float16])))
 def test_half_precision_follows_float32(how: How, p: float, dtype: torch.dtype) -> None:
     """Steps far below the resolution of the parameter add up in the state."""
     param = nn.Parameter((torch.rand(50) + 0.5).to(dtype))
@@ -142,7 +126,7 @@ def test_half_precision_follows_float32(how: How, p: float, dtype: torch.dtype) 
     assert (apart <= torch.finfo(dtype).eps).all()
 
 
-@with_a_few_fused("keep_dual", [(True,), (False,)], [(False,)])
+@with_every("keep_dual", [(True,), (False,)])
 def test_stochastic_rounding_is_unbiased(how: How, keep_dual: bool) -> None:
     """Without state, bf16 weights lose small steps unless rounding is random."""
     start, lr, count = 1.0, 1e-4, 200
@@ -172,27 +156,11 @@ def test_stochastic_rounding_takes_either_neighbour() -> None:
     assert abs(counts[0].item() / 10_000 - 0.5) < 0.03
 
 
-@pytest.mark.parametrize("exponent", [1 / 3, 0.7, 1.7, 10 / 3, 9.3])
-def test_fast_power(exponent: float) -> None:
-    a = torch.cat([torch.exp(torch.randn(20_000) * 6), torch.tensor([1.0, 0.0, 1e-45, 1e-38])])
-    exact = a.double() ** exponent
-    got = fast_power(a, exponent).double()
-    normal = (exact > 2e-38) & (exact < 2e38) & (a > 2e-38)
-    bound = (4 + 2 * exponent + (exponent * a.double().log2()).abs()) * 2.0**-23
-    assert ((got / exact - 1).abs() <= bound)[normal].all()
-    assert normal.sum() > 15_000
-    assert fast_power(torch.ones(1), exponent) == 1
-    assert fast_power(torch.zeros(1), exponent) == 0
-    assert fast_power(torch.full((1,), 3e38), 9.3).isinf()
-
-
 # Edits from outside
 
 
-@with_a_few_fused(
-    "p, dtype",
-    list(product([1.1, 1.3, 1.5, 3.0], [torch.float32, torch.bfloat16, torch.float64])),
-    [(1.1, torch.float32), (1.1, torch.bfloat16), (3.0, torch.bfloat16)],
+@with_every(
+    "p, dtype", list(product([1.1, 1.3, 1.5, 3.0], [torch.float32, torch.bfloat16, torch.float64]))
 )
 def test_edits_of_the_weights_are_noticed(how: How, p: float, dtype: torch.dtype) -> None:
     """Pruned, clamped and loaded weights go on from where they were put."""
@@ -265,10 +233,8 @@ def test_state_is_no_more_than_needed(
     assert all(x.dtype == torch.float32 for x in optimizer.state[param].values())
 
 
-@with_a_few_fused(
-    "cls, dtype",
-    list(product([MirrorDescent, MirrorAdam], [torch.float32, torch.bfloat16])),
-    [(MirrorDescent, torch.bfloat16), (MirrorAdam, torch.float32)],
+@with_every(
+    "cls, dtype", list(product([MirrorDescent, MirrorAdam], [torch.float32, torch.bfloat16]))
 )
 def test_state_dict_resumes_to_the_bit(how: How, cls: Optimizers, dtype: torch.dtype) -> None:
     def fresh() -> tuple[list[nn.Parameter], Any]:
@@ -455,11 +421,7 @@ def test_maximize_is_minimize_of_the_negative(how: How) -> None:
     assert torch.equal(a, b)
 
 
-@with_a_few_fused(
-    "normalize, p",
-    list(product(["tensor", "global"], [1.1, 2.0, 3.0])),
-    [("tensor", 1.1), ("global", 3.0)],
-)
+@with_every("normalize, p", list(product(["tensor", "global"], [1.1, 2.0, 3.0])))
 def test_normalize(how: How, normalize: Any, p: float) -> None:
     """Zero gradients change nothing; tiny ones go as far as large ones."""
     params = [parameter(5), parameter(3)]
@@ -498,22 +460,13 @@ def test_step_with_lr_0_changes_nothing(how: How, cls: Optimizers) -> None:
 # Non-finite gradients
 
 
-@with_a_few_fused(
+@with_every(
     "cls, normalize, p, bad",
     [
         (cls, normalize, p, bad)
         for cls, normalize in ((MirrorDescent, None), (MirrorDescent, "global"), (MirrorAdam, None))
         for p in (1.1, 2.0, 3.0)
         for bad in (torch.nan, torch.inf, -torch.inf)
-    ],
-    [
-        (MirrorDescent, None, 1.1, torch.nan),
-        (MirrorDescent, None, 1.1, -torch.inf),
-        (MirrorDescent, None, 3.0, torch.inf),
-        (MirrorDescent, "global", 1.1, torch.nan),
-        (MirrorDescent, "global", 2.0, torch.nan),
-        (MirrorAdam, None, 1.1, torch.inf),
-        (MirrorAdam, None, 2.0, torch.inf),
     ],
 )
 def test_nonfinite_gradients(
@@ -657,17 +610,11 @@ def test_weights_that_are_not_finite_have_no_size(bad: float) -> None:
 
 
 def test_options_without_an_effect_give_a_warning() -> None:
-    with pytest.warns(UserWarning, match="steps=10 has no effect without center"):
-        MirrorAdam([parameter(2)], steps=10).step()
     with pytest.warns(UserWarning, match="knee=2 has no effect for p > 2"):
         MirrorAdam([parameter(2)], geometry=3, knee=2.0).step()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        groups = [
-            {"params": [parameter(2)], "center": "init"},
-            {"params": [parameter(2)], "geometry": 3},
-        ]
-        MirrorAdam(groups, steps=10, knee=2.0).step()
+        MirrorAdam([{"params": [parameter(2)]}, {"params": [parameter(2)], "geometry": 3}]).step()
         MirrorAdam([parameter(2)], geometry=3).step()
 
 
@@ -710,7 +657,7 @@ def test_tensors_that_start_at_zero_learn(p: float) -> None:
 
 
 @pytest.mark.slow
-@each_unfused
+@each_implementation
 @pytest.mark.parametrize("p", [1.05, 1.1, 1.3, 1.5, 1.75])
 def test_a_tensor_at_zero_moves_as_with_adamw(how: How, p: float) -> None:
     """300 steps with a gradient of -1, as for LoRA's second factor."""
@@ -751,7 +698,7 @@ def test_lora_learns_as_with_adamw(p: float) -> None:
     assert losses[1] < 0.1 * untrained
 
 
-@each_unfused
+@each_implementation
 @pytest.mark.parametrize("p", [1.1, 1.5, 1.9])
 def test_no_weight_moves_further_than_with_adamw(how: How, p: float) -> None:
     """Weights of all sizes, 20 steps of one sign and one direction of growth."""
@@ -803,7 +750,7 @@ def test_a_p_that_cannot_move_small_weights_gives_a_warning() -> None:
 # Surprises in everyday use
 
 
-@each_unfused
+@each_implementation
 @each_optimizer
 @pytest.mark.parametrize("p", [1.1, 1.3, 1.5])
 def test_the_smallest_edit_counts(how: How, cls: Optimizers, p: float) -> None:
@@ -821,7 +768,7 @@ def test_the_smallest_edit_counts(how: How, cls: Optimizers, p: float) -> None:
     torch.testing.assert_close(param.detach(), start * (1 - 1e-5) ** 300, rtol=bound, atol=0)
 
 
-@each_unfused
+@each_implementation
 @pytest.mark.parametrize("p", [1.1, 1.3, 1.5])
 def test_an_edit_of_one_unit_in_the_last_place(how: How, p: float) -> None:
     param = parameter(64, scale=1.0)
@@ -836,7 +783,7 @@ def test_an_edit_of_one_unit_in_the_last_place(how: How, p: float) -> None:
     assert ((dual / expected - 1).abs() < 2.0**-22).all()
 
 
-@each_unfused
+@each_implementation
 @each_optimizer
 def test_a_resized_parameter_is_refused(how: How, cls: Optimizers) -> None:
     rows = nn.Parameter(torch.randn(40_960, 1))
@@ -954,7 +901,7 @@ def test_the_checkpoint_of_another_optimizer_is_refused() -> None:
             adam.load_state_dict(other.state_dict())
 
 
-@each_unfused
+@each_implementation
 def test_mirror_adam_resumes_a_run_of_adamw(how: How) -> None:
     torch.manual_seed(0)
     params = [parameter(4, 3), parameter(7)]
@@ -985,7 +932,7 @@ def test_numbers_of_numpy(cls: Optimizers, tmp_path: Path) -> None:
 
 
 @each_optimizer
-@pytest.mark.parametrize("how", [{}, {"foreach": False}, {"fused": True}], ids=str)
+@pytest.mark.parametrize("how", [{}, {"foreach": False}], ids=str)
 @pytest.mark.parametrize("p", [1.1, 2.0, 3.0])
 def test_tensors_without_values(cls: Optimizers, how: How, p: float) -> None:
     """Meta and fake tensors, as people use them to plan memory."""
@@ -1043,76 +990,6 @@ def test_importing_the_optimizers_imports_nothing_distributed() -> None:
 # The compiled kernel
 
 
-@pytest.mark.slow
-def test_nothing_recompiles() -> None:
-    """One graph for all shapes, learning rates and steps of a rule."""
-    torch._dynamo.reset()
-    _compiled._kernel.cache_clear()
-    _compiled._traced.clear()
-    torch._dynamo.utils.counters.clear()
-    for seed in range(3):
-        torch.manual_seed(seed)
-        shape = (seed + 2, 8)
-        param = parameter(*shape)
-        lr = torch.tensor(0.1)
-        optimizer = MirrorDescent(
-            [param, parameter(8)], lr=lr, geometry=1.1, momentum=0.5, fused=True
-        )
-        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-        for _ in range(4):
-            steps(optimizer, 1)
-            schedule.step()
-            optimizer.param_groups[0]["momentum"] *= 0.9
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
-
-
-@pytest.mark.slow
-def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A clear error, and nothing has moved."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    param = parameter(37)
-    before = param.detach().clone()
-    optimizer = MirrorDescent([param], lr=0.1, geometry=1.2, fused=True)
-    with (
-        torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}),
-        pytest.raises(RuntimeError, match="needs a C\\+\\+ compiler"),
-    ):
-        optimizer.step()
-    assert torch.equal(param, before)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("environment", "hint"),
-    [
-        ("no compiler", "needs a C\\+\\+ compiler"),
-        ("unwritable cache", "compile cache .* cannot be written: set TORCHINDUCTOR_CACHE_DIR"),
-    ],
-)
-def test_a_step_that_cannot_be_compiled_moves_nothing(
-    environment: str, hint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """All or nothing: the group of p = 2, which needs no kernel, waits for the other."""
-    torch._dynamo.reset()
-    _compiled._kernel.cache_clear()
-    _compiled._traced.clear()
-    cache = tmp_path / "cache"
-    if environment == "unwritable cache":
-        cache.write_text("a file where torch wants a folder")
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
-    params = [parameter(37), parameter(41)]
-    before = [param.detach().clone() for param in params]
-    groups = [{"params": params[:1], "geometry": 2.0}, {"params": params[1:], "geometry": 1.2}]
-    optimizer = MirrorAdam(groups, lr=0.1, fused=True)
-    broken = {"cpp.cxx": ("no-such-compiler",)} if environment == "no compiler" else {}
-    with torch._inductor.config.patch(broken), pytest.raises(RuntimeError, match=hint):
-        optimizer.step()
-    assert all(torch.equal(a, b) for a, b in zip(params, before, strict=True))
-    assert [group["step"] for group in optimizer.param_groups] == [0, 0]
-    assert all(state["step"] == 0 for state in optimizer.state.values())
-    _compiled._kernel.cache_clear()
-
-
 @pytest.mark.parametrize("how", [{}, {"foreach": True}, {"foreach": False}], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1}, {"center": "init"}], ids=str)
@@ -1123,9 +1000,7 @@ def test_a_backward_pass_through_moved_weights_is_refused(
 ) -> None:
     """As with torch's optimizers: its gradient would be that of no function."""
     param = parameter(5, dtype=dtype)
-    if "center" in options and cls is MirrorAdam:
-        options = {**options, "steps": 3}
-    optimizer = cls([param], lr=0.1, geometry=p, **options, **how)
+    optimizer = build(cls, [param], lr=0.1, geometry=p, **options, **how)
     for _ in range(3):
         loss = param.square().sum()
         optimizer.step()
@@ -1141,10 +1016,8 @@ def test_a_backward_pass_through_moved_weights_is_refused(
 @each_optimizer
 def test_gradients_are_free_after_zero_grad(cls: Optimizers, options: How, p: float) -> None:
     """Without Python's garbage collector, which does not see how much memory a tensor takes."""
-    if "center" in options and cls is MirrorAdam:
-        options = {**options, "steps": 3}
     param = parameter(1003)
-    optimizer = cls([param], lr=0.1, geometry=p, **options)
+    optimizer = build(cls, [param], lr=0.1, geometry=p, **options)
     alive = []
     gc.disable()
     try:

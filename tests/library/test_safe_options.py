@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from building import build
 from mirrorhead import MirrorAdam, MirrorDescent
 
 HOWS = [{}, {"foreach": True}, {"foreach": False}]
@@ -38,7 +39,7 @@ ADAM: list[dict[str, Any]] = [
     {"eps": 1e-3},
     {"betas": (0.0, 0.0)},
     {"betas": (0.99, 0.9999)},
-    {"center": "init", "steps": 100},
+    {"center": "init", "steps": 100, "lr": LR},
 ]
 DESCENT: list[dict[str, Any]] = [
     *BOTH,
@@ -84,7 +85,7 @@ def test_a_step_of_adam_is_bounded(
     knee = options.get("knee", 1.0)
     for p in P:
         params = tensors(dtype)
-        moved = walk(MirrorAdam(params, geometry=p, **options, **how), params, 1)
+        moved = walk(build(MirrorAdam, params, geometry=p, **options, **how), params, 1)
         for param, by in zip(params, moved, strict=True):
             assert param.isfinite().all()
             before, largest, rounding = sizes(param, by)

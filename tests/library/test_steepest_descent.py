@@ -222,7 +222,7 @@ def test_a_checkpoint_of_another_geometry_is_refused() -> None:
     one, other = (nn.Parameter(torch.ones(2, 2)) for _ in range(2))
     saved = mh.MirrorDescent([one], 0.1, mh.Schatten(1.5)).state_dict()
     assert saved["param_groups"][0]["geometry"] == "Schatten(1.5)"
-    with pytest.raises(ValueError, match=r"geometry=Schatten\(1\.5\).*has geometry=PNorm\(1\.5\)"):
+    with pytest.raises(ValueError, match=r"geometry=Schatten\(1\.5\).*has geometry=1\.5"):
         mh.MirrorDescent([other], 0.1, 1.5).load_state_dict(saved)
     optimizer = mh.MirrorDescent([other], 0.1, mh.Schatten(1.5))
     optimizer.load_state_dict(saved)

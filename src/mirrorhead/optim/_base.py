@@ -1,51 +1,62 @@
-"""What MirrorDescent and MirrorAdam share: checks, state, checkpoints, the order of a step."""
+"""What the optimizers share: checks, state, the record of each parameter, the order of a step."""
 
 from __future__ import annotations
 
-import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from operator import is_not
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from mirrorhead._checks import is_number
-from mirrorhead.geometry import PNorm
 from mirrorhead.geometry._base import Norm, Potential
-from mirrorhead.geometry._choice import as_potential, describe
-from mirrorhead.geometry._powers import signed_power
-from mirrorhead.optim._any_geometry import AnyPlan, move_mirror
-from mirrorhead.optim._cached_plan import CachedPlan, can_be_kept, identical, option_values
-from mirrorhead.optim._centered import CenteredPlan, first_scale, like_param, matched_centers
-from mirrorhead.optim._checkpoints import check_complete, check_scalar, check_tensor, placed
-from mirrorhead.optim._native import Checksums
+from mirrorhead.geometry.pnorm import PNorm
+from mirrorhead.optim._batches import Batch, EagerBatch, Finite, NativeBatch, Scales, TorchBatch
+from mirrorhead.optim._checkpoints import WithCheckpoints
+from mirrorhead.optim._native import exponent_of, serves, takes_sgd
 from mirrorhead.optim._options import (
     FOREIGN,
     check_number,
     check_one_element,
     plain_numbers,
-    with_tensors,
     without_foreign,
 )
-from mirrorhead.optim._param_state import has_values, number, waits, zeros_like_param
+from mirrorhead.optim._rule import (
+    Checksums,
+    Group,
+    Method,
+    Mover,
+    Record,
+    Rule,
+    Storage,
+    fixed_numbers,
+    knee_numbers,
+)
 from mirrorhead.optim._sharded import all_finite, all_true, local, local_gradient
-from mirrorhead.optim._step import Group, Implementation, StepPlan, dither_of, wide_dtype
+from mirrorhead.optim._tensors import alike, has_values, number, waits, wide_dtype, zeros_like_param
 
-Center = Literal["init"] | Mapping[str, Tensor] | Sequence[Tensor] | None
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
-Plan = StepPlan | CenteredPlan | CachedPlan | AnyPlan
-
-_CENTER = 'center must be None, "init", a state dict or a list of tensors'
+_PLAIN = {Tensor, nn.Parameter}
 
 
-class MirrorOptimizer(Optimizer):
-    """An optimizer that moves parameters in the dual of a p-norm; see its subclasses."""
+@dataclass(eq=False)
+class _Kept:
+    """The batches of a group, for as long as nothing that they were made from has changed."""
 
-    _tensor_state: frozenset[str]  # state with a number for every weight
-    _scalar_state: frozenset[str]  # all other state
-    _own_option: str  # that other optimizers do not have: it tells whose checkpoint one is
+    params: list[Tensor]
+    batches: list[tuple[Batch, list[int]]]  # with the positions of their parameters
+    plain: bool  # whether all tensors are plain ones
+    look: list[Any] | None = None
+    versioned: Sequence[Tensor] = ()  # whose edits count, and no step makes any
+    versions: Sequence[int] = ()
+
+
+class GeometryOptimizer(WithCheckpoints):
+    """An optimizer whose step is a direction in a geometry; see its subclasses."""
+
     _own_flags: tuple[str, ...] = ()  # options of a subclass that are True or False
 
     def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
@@ -54,18 +65,18 @@ class MirrorOptimizer(Optimizer):
         given: Any = params if isinstance(params, Tensor) else _listed(params)
         if isinstance(given, list) and not given:
             raise ValueError("params is an empty list: give the parameters to optimize")
-        self._checked: dict[int, list[Any]] = {}
-        self._rates: dict[int, tuple[float | None, float]] = {}  # see _check_changed_options
-        self._centers: dict[Tensor, Tensor] = {}  # given by the caller, until the first step
-        self._checksums: dict[Tensor, Checksums] = {}
-        self._plans: dict[int, CachedPlan] = {}  # by id of the group
-        self._written_in: dict[Tensor, Potential] = {}  # the potential of the last step
+        self._forget()
         super().__init__(given, defaults)
-        if self._is_given(defaults.get("center")):
-            self.defaults["center"] = None  # the groups have what was given
+
+    def _forget(self) -> None:
+        """Forget what was derived from options and state."""
+        # By id of the group: lr, its edition and its number; the other options.
+        self._checked: dict[int, tuple[Any, float | None, float, list[Any]]] = {}
+        self._kept: dict[int, _Kept] = {}  # by id of the group
+        self._last: dict[Tensor, Record] = {}
 
     def add_param_group(self, param_group: Group) -> None:
-        """Add a group, with any option of the constructor as its own, p included."""
+        """Add a group, with any option of the constructor as its own, geometry included."""
         if not isinstance(param_group, dict):
             raise TypeError(f"param_group must be a dict, got {type(param_group).__name__}")
         param_group.update(plain_numbers(param_group))
@@ -85,18 +96,15 @@ class MirrorOptimizer(Optimizer):
                     f"parameters must have 16 bits or more, got {param.dtype}: train a copy in"
                     " bfloat16 or float32"
                 )
-        if param_group.get("center", self.defaults.get("center")) == "given":
-            raise ValueError(_CENTER)
         super().add_param_group({"step": 0, **param_group})
         try:
-            self._check_fit(self.param_groups[-1])
-            self._take_center(self.param_groups[-1])
+            self._take_group(self.param_groups[-1])
         except Exception:
             self.param_groups.pop()
             raise
 
-    def _check_fit(self, group: Group) -> None:
-        """Refuse parameters that the geometries of their group cannot measure."""
+    def _take_group(self, group: Group) -> None:
+        """Refuse parameters that the geometries of their group, new or changed, cannot measure."""
         for geometry in (group["geometry"], group.get("direction")):
             if isinstance(geometry, Norm | Potential):
                 for param in group["params"]:
@@ -110,20 +118,6 @@ class MirrorOptimizer(Optimizer):
             name = f" {options['name']!r}" if "name" in options else ""
             raise type(error)(f"param group {number}{name}: {error}") from None
 
-    def _reach(self, options: Group) -> float:
-        """Return how far the weights of a centred group can move before S grows."""
-        return 1.0
-
-    @classmethod
-    def _check_geometry(cls, options: Group) -> None:
-        psi = as_potential(options["geometry"], "geometry")
-        if options["center"] is not None and not isinstance(psi, PNorm):
-            raise ValueError(f"center needs a p-norm, got geometry={psi!r}: give Centered(...)")
-
-    @staticmethod
-    def _is_given(center: Any) -> bool:
-        return center is not None and not isinstance(center, str)
-
     @classmethod
     def check_options(cls, options: dict[str, Any]) -> None:
         """Raise on the first option that has no meaning, naming it."""
@@ -134,31 +128,22 @@ class MirrorOptimizer(Optimizer):
         if not isinstance(lr, Tensor) or has_values(lr):
             check_number("lr", lr.item() if isinstance(lr, Tensor) else lr)
         check_number("weight_decay", options["weight_decay"])
-        flags = ("maximize", "keep_dual", "stochastic_rounding", "error_if_nonfinite")
-        for name in (*flags, *cls._own_flags):
-            has = name in cls.__init__.__code__.co_varnames
-            if has and not isinstance(options[name], bool):
+        for name in ("maximize", "error_if_nonfinite", *cls._own_flags):
+            if not isinstance(options[name], bool):
                 raise TypeError(f"{name} must be True or False, got {options[name]!r}")
         for name in ("foreach", "fused"):
             if options.get(name) not in (None, True, False):
                 raise TypeError(f"{name} must be True, False or None, got {options[name]!r}")
-        center = options.get("center")
-        if isinstance(center, str) and center not in ("init", "given"):
-            raise ValueError(f"{_CENTER}, got {center!r}")
-        if cls._is_given(center) and (isinstance(center, Tensor) or not hasattr(center, "__len__")):
-            raise TypeError(f"{_CENTER}, got {type(center).__name__}")
-        if center is not None and options["stochastic_rounding"]:
-            raise ValueError(
-                "stochastic_rounding cannot be used with center: unchanged weights would not keep"
-                " the bits of the center"
-            )
-        if center is not None and not options["keep_dual"]:
-            raise ValueError("keep_dual=False cannot be used with center, which needs its state")
         if options.get("foreach") and options.get("fused"):
             raise ValueError("foreach and fused cannot both be True: choose one implementation")
         for name in FOREIGN:
             if options.get(name):
                 raise TypeError(f"{name}=True is not supported by {cls.__name__}: leave it out")
+
+    @classmethod
+    @abstractmethod
+    def _check_geometry(cls, options: Group) -> None:
+        """Raise if the geometry has no meaning for this optimizer."""
 
     # torch.compile(optimizer.step) would break the graph at every number that is read. Our own
     # kernels are compiled already, so the step runs as it is.
@@ -176,161 +161,223 @@ class MirrorOptimizer(Optimizer):
 
     def _step(self) -> None:
         # Everything that can fail comes first; then all groups move.
-        steps = self._planned()
-        for _, _, plan in steps:
-            if isinstance(plan, StepPlan):
-                plan.prepare()
-        checked: list[tuple[Group, Tensor, bool | Tensor]] = []
-        newly_planned: list[Tensor] = []
-        for group, params, plan in steps:
-            group["step"] += 1
-            finite = plan.run()
-            if not isinstance(plan, CachedPlan):
-                finite = all_finite(params, finite)
-                newly_planned += params
-                self._plans.pop(id(group), None)
-                if isinstance(plan, StepPlan) and can_be_kept(plan, group, params, self.state):
-                    kept = CachedPlan(group, params, plan, self.state, self._checksums)
-                    self._plans[id(group)] = kept
-            if group["error_if_nonfinite"]:
-                checked += [(group, q, ok) for q, ok in zip(params, finite, strict=True)]
+        for position, group in enumerate(self.param_groups):
+            self._check_changed_options(group, position)
+        steps = [(group, self._fresh(group)) for group in self.param_groups]
+        steps = [(group, kept) for group, kept in steps if kept.params]
+        ready = []
+        for group, kept in steps:
+            if not kept.batches:
+                self._make_batches(group, kept)
+            # The C library looks itself where the numbers of a gradient are.
+            quick = kept.plain and all(isinstance(batch, NativeBatch) for batch, _ in kept.batches)
+            grads = [
+                g if quick and type(g := param.grad) is Tensor else local_gradient(param)
+                for param in kept.params
+            ]
+            finite, grads, scales = self._scales(group, kept.params, grads)
+            for batch, positions in kept.batches:
+                batch.prepare([grads[i] for i in positions])
+            ready.append((group, kept, grads, finite, scales))
         if self.state:  # torch's distributed checkpoint wants an entry for all or for none
-            for param in newly_planned:
-                self.state.setdefault(param, {})
+            for _, kept, *_ in ready:
+                for param in kept.params if kept.look is None else ():
+                    self.state.setdefault(param, {})
+        checked: list[tuple[Group, Tensor, bool | Tensor]] = []
+        for group, kept, grads, finite, scales in ready:
+            group["step"] += 1
+            rate, finite = self._checked[id(group)][2], list(finite)
+            for batch, positions in kept.batches:
+                own = None if scales is None else [scales[i] for i in positions]
+                ok = batch.run(rate, [grads[i] for i in positions], own)
+                for i, its_ok in zip(positions, ok, strict=True):
+                    finite[i] &= its_ok
+            if not kept.plain:
+                finite = all_finite(kept.params, finite)
+            elif kept.look is None:
+                kept.look = self._look(group, kept.params)
+                kept.versions = [x._version for x in kept.versioned]
+                self._kept[id(group)] = kept
+            if group["error_if_nonfinite"] and not all(ok is True for ok in finite):
+                checked += [(group, q, ok) for q, ok in zip(kept.params, finite, strict=True)]
         if not all_true([ok for _, _, ok in checked]):
             bad = [(group, param) for group, param, ok in checked if not ok]
             raise RuntimeError(self._nonfinite_message(bad))
 
-    def _planned(self) -> list[tuple[Group, list[Tensor], Plan]]:
-        """Check all groups. Return those that have gradients, the weights to move, and how."""
-        for position, group in enumerate(self.param_groups):
-            self._check_changed_options(group, position)
-        steps: list[tuple[Group, list[Tensor], CachedPlan | None]] = []
-        for group in self.param_groups:
-            plan = self._plans.get(id(group))
-            if plan and plan.refreshed(group, self._rate(group), self.state, self._checksums):
-                steps.append((group, plan.params, plan))
-            elif params := [param for param in group["params"] if param.grad is not None]:
-                for param in params:
-                    self._check_shapes(group, param)
-                steps.append((group, params, None))
-        return [(group, q, plan or self._new_plan(group, q)) for group, q, plan in steps]
+    def _fresh(self, group: Group) -> _Kept:
+        """Return the batches of a group, none of them if they must be made again."""
+        kept, params = self._kept.get(id(group)), [q for q in group["params"] if q.grad is not None]
+        if kept is not None:
+            same = [x._version for x in kept.versioned] == kept.versions
+            if same and self._look(group, params) == kept.look:
+                return kept
+        for param in params:
+            self._check_shapes(group, param)
+        return _Kept(params, [], plain=False)
 
-    def _new_plan(self, group: Group, params: list[Tensor]) -> StepPlan | CenteredPlan | AnyPlan:
-        """Plan the next step of one group, and make the state that is missing."""
-        if "center" not in group or group.get("direction") or not is_number(group["geometry"]):
-            self._prepare_state(group, params)
-            return self._any_plan(group, params)
-        centered = group["center"] is not None
-        names = ("weight_decay", "maximize", "foreach", "fused", "stochastic_rounding")
-        options = {"lr": self._rate(group), **{name: group[name] for name in names}}
-        options["p"] = group["geometry"]
-        options["params"] = [local(param) for param in params]
-        options["grads"] = [local_gradient(param) for param in params]
+    def _look(self, group: Group, params: list[Tensor]) -> list[Any]:
+        """Return everything that batches depend on, but for options and the numbers of a step."""
+        entries = [self.state.get(param) or {} for param in params]
+        held = [x for entry in entries for x in entry.values()]
+        large = [x for entry in entries for name, x in entry.items() if name in self._tensor_state]
+        large += params
+        grads = [param.grad for param in params]
+        return [
+            list(map(id, held)), list(map(id, params)), len(group["params"]),
+            [x.data_ptr() for x in large], [x.dtype for x in large], [x.shape for x in large],
+            [x.is_contiguous() or x.stride() for x in large], [x.device for x in params],
+            [g.dtype for g in grads], [g.shape for g in grads], [g.layout for g in grads],  # pyright: ignore
+        ]  # fmt: skip
+
+    def _make_batches(self, group: Group, kept: _Kept) -> None:
+        """Make the records of parameters with a gradient, and the state that is missing."""
+        params, batches = kept.params, {}
         self._prepare_state(group, params)
+        records = [self._record(group, param) for param in params]
+        for i, (param, record) in enumerate(zip(params, records, strict=True)):
+            self._last[param] = record
+            grad = local_gradient(param).dtype if record.mover is not Mover.NATIVE else None
+            key = (record.mover, record.rule, record.weight.device, record.weight.dtype, grad)
+            batches.setdefault(key, []).append(i)
+        kept.batches = [
+            (_batch(key[0], group, [records[i] for i in where]), where)
+            for key, where in batches.items()
+        ]
+        entries = [self.state.get(param) or {} for param in params]
+        tensors = [*params, *(x for entry in entries for x in entry.values())]
+        kept.plain = all(type(x) in _PLAIN and not x.is_inference() for x in tensors)
+        if kept.plain:
+            native = [r.stored for r in records if r.mover is Mover.NATIVE and r.stored is not None]
+            kept.versioned = [*native, *(entry["rms"] for entry in entries if "rms" in entry)]
+
+    def _record(self, group: Group, param: Tensor) -> Record:
+        """Decide how a parameter moves, and make the state that this needs."""
+        weight, wide = local(param), wide_dtype(param.dtype)
+        psi, knee = self._potential(group, param)
+        method, direction = self._method(group), self._along(group)
+        p, centered = exponent_of(psi), group.get("center") is not None
+        stochastic = group.get("stochastic_rounding", False) and param.dtype == torch.bfloat16
+        plain = p == 2 and not centered and direction is None and not stochastic
+        plain = plain and (method is not Method.ADAM or param.dtype == wide)
+        storage = Storage.PRIMAL
         if centered:
-            self._place_centers(group, params)
-        options["stored"] = [self._stored(group, param) for param in params]
-        options["checksums"] = [self._checksums.setdefault(param, Checksums()) for param in params]
-        step = group["step"] + 1
-        options |= {"centered": centered, "dither": dither_of(step), "seed": step}
-        plan = self._plan(group, params, options)
+            storage = Storage.CENTERED
+        elif p is None or (p < 2 and group.get("keep_dual", True)):
+            storage = Storage.DUAL
+        elif param.dtype != wide and not plain and p >= 2 and group.get("keep_dual", True):
+            storage = Storage.WIDE
+        rule = Rule(psi, method, storage, param.dtype, knee is not None, stochastic, direction)
         if not centered:
-            return plan
-        return CenteredPlan(plan, params, [self.state[param] for param in params], group["reach"])
+            self._drop_center(param)
+        state = self.state[param] if storage or method or param in self.state else {}
+        if centered:
+            self._place_center(group, param)
+        names = {"stored": {Storage.PRIMAL: None, Storage.WIDE: "wide"}.get(storage, "dual")}
+        first = "exp_avg" if method is Method.ADAM else "momentum_buffer" if method else None
+        names |= {"m": first, "v": "exp_avg_sq" if method is Method.ADAM else None}
+        moments = param.dtype if plain else wide  # plain ones as torch's SGD has them
+        buffers = {
+            part: name and self._buffer(param, name, moments if part in "mv" else wide)
+            for part, name in names.items()
+        }
+        last, numbers = self._last.get(param), fixed_numbers(group) | knee_numbers(p or 2, knee)
+        record = Record(
+            param, rule, Mover.EAGER, weight, **buffers,
+            center=local(state["center"]) if centered else None,
+            scale=state["scale"] if centered else None, count=state.get("step"),
+            numbers=numbers, speed=self._speed(group, param, psi, knee),
+            checksums=last.checksums if last else Checksums(),
+            before=last.rule.psi if last else None, reach=group.get("reach", 1.0),
+            match_rms=group.get("match_rms"),
+        )  # fmt: skip
+        record.mover = self._mover(group, record, plain)
+        return record
+
+    def _mover(self, group: Group, record: Record, plain: bool) -> Mover:
+        """Choose what moves a parameter."""
+        foreach, fused, rule, w = (
+            group.get("foreach"),
+            group.get("fused"),
+            record.rule,
+            record.weight,
+        )
+        parts = (w, record.stored, record.m, record.v, record.center)
+        dense = alike([x for x in parts if x is not None])
+        default = (foreach is None and fused is None) or (fused and not waits(w))
+        native = default and has_values(w) and dense and rule.norm is None and serves(w)
+        native = native and exponent_of(rule.psi) is not None
+        if plain:
+            ours = native and rule.method is Method.DESCENT and takes_sgd(w)
+            return Mover.NATIVE if ours else Mover.TORCH
+        if native:
+            return Mover.NATIVE
+        if foreach is False or not has_values(w) or rule.norm is not None or rule.whole:
+            return Mover.EAGER
+        return Mover.COMPILED if fused and waits(w) else Mover.PACKED
+
+    @abstractmethod
+    def _method(self, group: Group) -> Method:
+        """Return how the direction follows from gradients."""
+
+    @abstractmethod
+    def _potential(self, group: Group, param: Tensor) -> tuple[Potential, float | None]:
+        """Return the potential in which a parameter moves, with its knee at 1, and the knee."""
+
+    def _along(self, group: Group) -> Norm | None:
+        """Return the norm along whose steepest direction the step goes."""
+        return None
+
+    def _speed(self, group: Group, param: Tensor, psi: Potential, knee: float | None) -> float:
+        """Return what lr is multiplied by in the dual."""
+        return 1.0
 
     def _prepare_state(self, group: Group, params: list[Tensor]) -> None:
         """Measure weights before their first step, if the optimizer needs it."""
 
-    def _any_plan(self, group: Group, params: list[Tensor]) -> AnyPlan:
-        psi, rate = as_geometry(group["geometry"]), self._rate(group)
+    def _scales(
+        self, group: Group, params: list[Tensor], grads: list[Tensor]
+    ) -> tuple[Finite, list[Tensor], Scales]:
+        """Return which gradients are known to have bad entries, all without, and their scales."""
+        return [True] * len(params), grads, None
 
-        def move(param: Tensor, d: Tensor) -> None:
-            before, state = self._written_in.get(param, psi), self.state[param]
-            if "dual" not in state:
-                wide = wide_dtype(param.dtype)
-                state["dual"] = psi.lift(param.detach().to(wide)).to(wide).clone()
-            lr, decay = rate * self._speed(group, param), rate * group["weight_decay"]
-            move_mirror(param, state["dual"], d, psi, before, lr, decay)
-            self._written_in[param] = psi
+    def _place_center(self, group: Group, param: Tensor) -> None:
+        raise NotImplementedError
 
-        return AnyPlan(group, params, lambda param, g: self._direction(group, param, g), move)
+    def _drop_center(self, param: Tensor) -> None:
+        """Forget the center of a parameter, and the u around it."""
+        if "center" in self.state.get(param, {}):
+            for name in ("center", "scale", "dual"):
+                self.state[param].pop(name, None)
+            self._last.pop(param, None)
 
-    def _speed(self, group: Group, param: Tensor) -> float:
-        """Return what lr is multiplied by in the dual."""
-        return 1.0
+    def _buffer(self, param: Tensor, name: str, dtype: torch.dtype) -> Tensor:
+        """Return a buffer (local part); it follows a parameter whose dtype was changed.
 
-    @abstractmethod
-    def _direction(self, group: Group, param: Tensor, g: Tensor) -> Tensor:
-        """Return the direction of the step of one parameter, given its gradient."""
-
-    @abstractmethod
-    def _is_plain(self, group: Group, param: Tensor) -> bool:
-        """Return whether torch's own optimizer moves the parameter, unless it has a center."""
-
-    @abstractmethod
-    def _plan(self, group: Group, params: list[Tensor], options: dict[str, Any]) -> StepPlan:
-        """Plan the next step of one group, given what both optimizers hand to their plans."""
-
-    def _place_centers(self, group: Group, params: list[Tensor]) -> None:
-        """Make w0 and S of the weights of a centred group where they are missing."""
-        elsewhere = []  # weights that do not start at their center
-        for param in params:
-            state = self.state[param]
-            if "center" in state:
-                continue
-            given = self._centers.pop(param, None)
-            if given is None and group["center"] == "given":
-                raise RuntimeError(
-                    f"the center of {self._name(group, param)} is missing: the checkpoint was saved"
-                    " before the first step. Set the group's center again"
-                )
-            if given is not None:
-                elsewhere.append(param)
-            state["center"] = param.detach().clone() if given is None else like_param(given, param)
-            where = local(param).device if has_values(local(param)) else "cpu"
-            state["scale"] = torch.tensor(group["reach"], dtype=torch.float64, device=where)
-            state.pop("dual", None)  # of steps without a center
-        centers = [self.state[param]["center"] for param in elsewhere]
-        scales = first_scale(elsewhere, centers, group["reach"])
-        for param, scale in zip(elsewhere, scales, strict=True):
-            self.state[param]["scale"].fill_(scale)
-        for param in params:
-            if "dual" not in self.state[param]:  # zeros: weights elsewhere are found to be edited
-                self._checksums.pop(param, None)
+        A new u is 0. Weights that are not 0 are then found to be edited, and it starts from them.
+        """
+        state = self.state[param]
+        if name not in state:
+            state[name] = zeros_like_param(param, dtype)
+            if name in ("dual", "wide"):
+                self._last.pop(param, None)
+        elif state[name].dtype != dtype:
+            state[name] = state[name].to(dtype)
+        return local(state[name])
 
     def _check_changed_options(self, group: Group, position: int) -> None:
         """Check the options of a group again if any is not the object it was, or lr was edited."""
-        same = identical(option_values(group), self._checked.get(id(group), []))
-        edition = _edition(group["lr"])
-        if not same or edition != self._rates[id(group)][0]:
-            group.update(plain_numbers(group))
-            self._check_group(position, group)
-            self._check_fit(group)
-            self._take_center(group)
-            self._checked[id(group)] = option_values(group)
-            self._rates[id(group)] = edition, number(group["lr"], missing=0.0)
-
-    def _rate(self, group: Group) -> float:
-        """Return lr as a number, as it was read when the options were checked."""
-        return self._rates[id(group)][1]
-
-    def _take_center(self, group: Group) -> None:
-        """Make a center that was set in a group, after it was added, that of the next step."""
-        if group.get("center") is not None:
-            reach = group["reach"] = group.get("reach") or self._reach(group)
-            check_number("reach", reach, positive=True)
-        if self._is_given(group.get("center")):
-            params = group["params"]
-            centers = matched_centers(group["center"], group.get("param_names", ()), params)
-            self._centers.update(zip(params, centers, strict=True))
-            for param in params:
-                self._drop_center(param)
-            group["center"] = "given"
-
-    def _drop_center(self, param: Tensor) -> None:
-        for name in ("center", "scale", "dual"):
-            self.state.get(param, {}).pop(name, None)
+        lr, edition, values = group["lr"], _edition(group["lr"]), _option_values(group)
+        seen_lr, seen_edition, _, seen = self._checked.get(id(group), (None, None, 0.0, []))
+        same = len(values) == len(seen) and not any(map(is_not, values, seen))
+        if same and lr is seen_lr and edition == seen_edition:
+            return
+        group.update(plain_numbers(group))
+        self._check_group(position, group)
+        if not same:
+            self._take_group(group)
+            self._kept.pop(id(group), None)
+        lr, rate = group["lr"], number(group["lr"], missing=0.0)
+        self._checked[id(group)] = lr, _edition(lr), rate, _option_values(group)
 
     def _check_shapes(self, group: Group, param: Tensor) -> None:
         assert param.grad is not None
@@ -376,216 +423,25 @@ class MirrorOptimizer(Optimizer):
             " GradScaler; error_if_nonfinite=False leaves such entries out without this error"
         )
 
-    def _name(self, group: Group, param: Tensor) -> str:
-        position = next(i for i, p in enumerate(group["params"]) if p is param)
-        names = group.get("param_names", ())
-        if len(names) == len(group["params"]):
-            return repr(names[position])
-        number = next(i for i, g in enumerate(self.param_groups) if g is group)
-        return f"parameter {position} of group {number}, shape {tuple(param.shape)}"
 
-    def _stored(self, group: Group, param: Tensor) -> Tensor | None:
-        """Return what is kept beside the weight (local part), made from it where missing."""
-        wide = wide_dtype(param.dtype)
-        if group["center"] is not None:
-            return self._buffer(param, "dual", wide)
-        if self._is_plain(group, param):
-            return None
-        if "center" in self.state.get(param, ()):  # the group's center is None now
-            self._drop_center(param)
-        if not group["keep_dual"] or (group["geometry"] >= 2 and param.dtype == wide):
-            return None
-        name = "dual" if group["geometry"] < 2 else "wide"
-        if name not in self.state.get(param, ()):
-            self._checksums.pop(param, None)
-            # The C library finds zeros where the weights are not zero, and computes u itself.
-            how = Implementation.chosen(group["foreach"], group["fused"]).on(local(param))
-            if how is not Implementation.NATIVE:
-                weight = local(param).to(wide)
-                kept = self._buffer(param, name, wide)
-                kept.copy_(weight if name == "wide" else self._mirror(group, param, weight))
-        return self._buffer(param, name, wide)
+def _batch(mover: Mover, group: Group, records: list[Record]) -> Batch:
+    if mover is Mover.COMPILED:
+        from mirrorhead.optim._compiled import CompiledBatch
 
-    def _mirror(self, group: Group, param: Tensor, weight: Tensor) -> Tensor:
-        return signed_power(weight, group["geometry"] - 1)
-
-    def _buffer(self, param: Tensor, name: str, dtype: torch.dtype) -> Tensor:
-        """Return a buffer (local part); it follows a parameter whose dtype was changed."""
-        state = self.state[param]
-        if name not in state:
-            state[name] = zeros_like_param(param, dtype)
-        elif state[name].dtype != dtype:
-            state[name] = state[name].to(dtype)
-        return local(state[name])
-
-    def _buffers(self, group: Group, params: list[Tensor], name: str) -> list[Tensor]:
-        return [self._buffer(param, name, self._buffer_dtype(group, param)) for param in params]
-
-    def _buffer_dtype(self, group: Group, param: Tensor) -> torch.dtype:
-        return wide_dtype(param.dtype)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_centers": self._centers}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._checked, self._rates, self._checksums, self._plans = {}, {}, {}, {}
-        self._written_in = {}
-        self._centers = self.__dict__.get("_centers", {})
-        for options in (self.defaults, *self.param_groups):
-            without_foreign(options)  # torch adds one to the defaults, and so did we to the groups
-        for group in self.param_groups:
-            for name, value in {**self.defaults, "step": 0}.items():
-                group.setdefault(name, value)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state; geometries that are no p-norm are there as their descriptions."""
-        saved = super().state_dict()
-        for group in saved["param_groups"]:
-            for name in ("geometry", "direction"):
-                if isinstance(group.get(name), Norm | Potential):
-                    group[name] = describe(group[name])
-        return saved
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state_dict. State keeps its float32 where parameters are bf16 or fp16.
-
-        Options come from the checkpoint, as in torch.optim, p included. A p that differs from the
-        present one gives a warning, and so does another weight_decay in a checkpoint of AdamW.
-        State must be complete and finite. Everything is checked before anything changes.
-        """
-        with torch.inference_mode(False), torch.no_grad():  # as in `step`
-            self._load(state_dict)
-
-    def _load(self, state_dict: dict[str, Any]) -> None:
-        final: dict[str, Any] = {}
-
-        def check(_: Optimizer, loaded: dict[str, Any]) -> dict[str, Any]:
-            loaded = self._translated(with_tensors(loaded))
-            groups = [plain_numbers(group) for group in loaded["param_groups"]]
-            groups = list(map(self._with_geometries, groups, range(len(groups))))
-            loaded = {**loaded, "param_groups": groups}
-            self._check_state_dict(loaded)
-            final.update(loaded)
-            return loaded
-
-        # torch casts state to the parameter's dtype while loading, which would lose the
-        # float32 state of bf16 parameters: take it again from what the last hook returned.
-        handle = self.register_load_state_dict_pre_hook(check)
-        try:
-            super().load_state_dict(state_dict)
-        finally:
-            handle.remove()
-        for group, param, saved in self._paired(final):
-            for name, value in saved.items():
-                if not isinstance(value, Tensor):
-                    continue
-                device, dtype = param.device, value.dtype
-                if name == "center":
-                    self._centers.pop(param, None)
-                elif name in ("dual", "wide"):
-                    dtype = wide_dtype(param.dtype)
-                elif name in self._tensor_state:
-                    dtype = self._buffer_dtype(group, param)
-                else:
-                    device = placed(name, value, param)
-                self.state[param][name] = value.to(device=device, dtype=dtype, copy=True)
-        self._checksums.clear()
-        self._plans.clear()
-        self._written_in.clear()
-
-    def _with_geometries(self, group: Group, position: int) -> Group:
-        """Return a loaded group with the optimizer's own geometries for their descriptions."""
-        own = self.param_groups[position] if position < len(self.param_groups) else {}
-        result = dict(group)
-        for name in ("geometry", "direction"):
-            saved, mine = group.get(name), own.get(name)
-            if not isinstance(saved, str):
-                continue
-            if saved != (described := describe(as_geometry(mine)) if mine is not None else "None"):
-                raise ValueError(
-                    f"state_dict group {position} was saved with {name}={saved}, and this optimizer"
-                    f" has {name}={described}: build it with the same"
-                )
-            result[name] = mine
-        return result
-
-    def _translated(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Return the state_dict in our own form, if it is of an optimizer we can resume from."""
-        return state_dict
-
-    def _paired(self, state_dict: dict[str, Any]) -> Iterator[tuple[Group, Tensor, dict[str, Any]]]:
-        """Yield (group, parameter, saved state) for the parameters that have any."""
-        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
-            for param, index in zip(group["params"], saved["params"], strict=True):
-                if index in state_dict["state"]:
-                    yield group, param, state_dict["state"][index]
-
-    def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
-        groups, mine = state_dict["param_groups"], type(self).__name__
-        sizes, own = ([len(g["params"]) for g in some] for some in (groups, self.param_groups))
-        if sizes != own:
-            raise ValueError(
-                f"state_dict has parameter groups of sizes {sizes}, this optimizer {own}"
-            )
-        needed = {"geometry": "it is not of a mirrorhead optimizer"}
-        needed[self._own_option] = f"it was not saved by {mine}"
-        for position, (group, present) in enumerate(zip(groups, self.param_groups, strict=True)):
-            for name, problem in needed.items():
-                if name not in group:
-                    raise ValueError(f"state_dict group {position} has no {name}: {problem}")
-            self.check_options({**self.defaults, **group})
-            saved, own = group["geometry"], present["geometry"]
-            if saved != own:
-                warnings.warn(
-                    f"the state_dict was saved with geometry={saved} in group {position}, where"
-                    f" this optimizer has geometry={own}; {saved} is used from now on",
-                    stacklevel=6,
-                )
-        options_of = {
-            id(own): {**self.defaults, **saved}
-            for own, saved in zip(self.param_groups, groups, strict=True)
-        }
-        entries = list(self._paired(state_dict))
-        widened = {id(group) for group, _, saved in entries if "wide" in saved}
-        for group, param, saved in entries:
-            owner = self._name(group, param).rstrip(",")
-            for name, value in saved.items():
-                if name in self._tensor_state:
-                    check_tensor(owner, name, value, param)
-                elif name not in self._scalar_state:
-                    raise ValueError(f"state_dict holds {name!r}, unknown to {mine}")
-                elif value is not None or name != "rms":
-                    check_scalar(owner, name, value)
-            options = options_of[id(group)]
-            needed = self._needed_state(options, param, saved)
-            if "dual" not in needed and id(group) in widened and self._keeps_wide(options, param):
-                needed |= {"wide"}  # without any, the weights were in full precision
-            check_complete(owner, saved, needed)
-
-    def _needed_state(self, options: Group, param: Tensor, saved: dict[str, Any]) -> set[str]:
-        """Return the names of the state that steps with these options leave behind."""
-        center = options["center"]
-        if not is_number(options["geometry"]) or options.get("direction"):
-            return {"dual"}
-        if center == "init" or (center == "given" and "center" in saved):
-            return {"center", "scale", "dual"}
-        return (
-            {"dual"}
-            if center is None and options["keep_dual"] and options["geometry"] < 2
-            else set()
-        )
-
-    def _keeps_wide(self, options: Group, param: Tensor) -> bool:
-        if not is_number(options["geometry"]) or options.get("direction"):
-            return False
-        half = param.dtype != wide_dtype(param.dtype)
-        plain = self._is_plain(options, param)
-        return half and not plain and options["keep_dual"] and options["center"] is None
+        return CompiledBatch(group, records)
+    kinds = {Mover.NATIVE: NativeBatch, Mover.TORCH: TorchBatch}
+    return kinds.get(mover, EagerBatch)(group, records)
 
 
 def as_geometry(geometry: Any) -> Any:
+    """Return a geometry; a number stands for the p-norm."""
     return PNorm(geometry) if is_number(geometry) else geometry
+
+
+def _option_values(group: Group) -> list[Any]:
+    """Return the options of a group but lr, and each beta: a list of them can change in place."""
+    others = ("params", "param_names", "step", "lr")
+    return [*(x for name, x in group.items() if name not in others), *group.get("betas", ())]
 
 
 def _edition(lr: Any) -> float | None:

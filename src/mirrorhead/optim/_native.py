@@ -1,12 +1,12 @@
-"""The step of `_formula.py` by native/step.c: one pass over memory, on a CPU.
+"""Steps by native/step.c: one pass over memory, on a CPU.
 
-What is passed are addresses and numbers, in the layout of the structures in step.c. The GIL is
+What is passed is a table with a row for each tensor, addresses and numbers, in the layout of struct
+tensor of step.c. It is kept between steps, and only what changes is written again. The GIL is
 released meanwhile, and torch.get_num_threads() threads share the blocks of the weights.
 
 Edits of weights from outside are noticed by `Checksums`: a hash of the bits of each block of 4 KB
 when it was last written (and of its center), compared while the block is read. Where they differ,
-or where there are none yet, the weights of the block are compared one by one, as
-`UpdateRule.unedited` does it.
+or where there are none yet, the weights of the block are compared one by one.
 """
 
 from __future__ import annotations
@@ -15,42 +15,79 @@ import ctypes
 import functools
 import math
 import struct
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mirrorhead import native
 from mirrorhead.geometry._powers import inverse_exponent, snap
-from mirrorhead.optim._formula import Hyper, Method, Storage, UpdateRule
-from mirrorhead.optim._param_state import ParamState, in_memory
+from mirrorhead.geometry.knee import Knee
+from mirrorhead.geometry.pnorm import PNorm
+from mirrorhead.optim._rule import Hyper, Record, Rule
+from mirrorhead.optim._tensors import in_memory, laid_out_like
 
 BLOCK_BYTES = 4096
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
-_STORAGES = {Storage.PRIMAL: 0, Storage.DUAL: 1, Storage.WIDE: 2}
 _EXPONENT, _RULE = "4d3q", "6i"  # struct exponent; struct rule up to its exponents
-_TENSOR = struct.Struct("7QqQ15d4i")
-_RESULTS = struct.Struct("d8xi")  # `largest` and `finite` of struct tensor
-_RESULTS_AT = _TENSOR.size - 24
-WORDS = _TENSOR.size // 8
+_ROW = struct.Struct("7QqQ15d4i")  # struct tensor
+_WORDS = _ROW.size // 8
+_GRAD, _SEED, _NUMBERS = 1, 8, 9  # places of a row, in words of 8 bytes
+_LARGEST = _NUMBERS + len(Hyper._fields)
+_GRAD_DTYPE, _CHECKED, _FINITE = (2 * _WORDS - 4 + k for k in range(3))  # in words of 4
 
 
-class Column:
-    """Where numbers of struct tensor are: in words of 8 bytes, the last two in words of 4."""
+class NativeTable:
+    """The table of tensors that share a rule, all in memory and each dense, as its state is."""
 
-    GRAD, SEED = 1, 8
-    LR, DECAY, DITHER = (9 + Hyper._fields.index(name) for name in ("lr", "decay", "dither"))
-    ROOT_BIAS = 9 + Hyper._fields.index("root_bias")
-    CHECKED, FINITE = 2 * WORDS - 3, 2 * WORDS - 2
+    def __init__(self, records: Sequence[Record]) -> None:
+        self.records, self.rule = records, packed_rule(records[0].rule)
+        self.weights = [record.weight for record in records]
+        self.contiguous = all(weight.is_contiguous() for weight in self.weights)
+        self.rows = bytearray().join(map(_row, records))
+        words = np.frombuffer(self.rows, dtype=np.int64).reshape(len(records), _WORDS)
+        self.words, self.doubles, self.ints = words, words.view(np.float64), words.view(np.int32)
 
+    def step(self, grads: list[Tensor], numbers: Mapping[str, Any], seeds: Any) -> list[bool]:
+        """Take the step. Return which gradients were finite."""
+        quick = self.contiguous and set(map(type, grads)) == {Tensor}
+        quick = quick and not any(g.is_neg() or not g.is_contiguous() for g in grads)
+        addresses = [g.data_ptr() for g in grads]
+        if not quick or 0 in addresses:  # such as zeros without memory
+            grads = list(map(laid_out_like, grads, self.weights))
+            addresses = [g.data_ptr() for g in grads]
+        self.words[:, _GRAD] = addresses
+        self.ints[:, _GRAD_DTYPE] = [_DTYPES[g.dtype] for g in grads]
+        self.words[:, _SEED] = seeds
+        for name, value in numbers.items():
+            self.doubles[:, _NUMBERS + Hyper._fields.index(name)] = value
+        self._call("step", self.rows, self.weights)
+        self.ints[:, _CHECKED] = 1
+        finite = self.ints[:, _FINITE]
+        return [True] * len(finite) if finite.all() else [bool(ok) for ok in finite]
 
-@dataclass(eq=False)
-class Checksums:
-    """The hashes of one weight's blocks, and for which rule, numbers and state they hold."""
+    @property
+    def largest(self) -> list[float]:
+        """The largest |u| of each centred tensor after the step."""
+        return self.doubles[:, _LARGEST].tolist()
 
-    sums: Tensor | None = None
-    written_for: tuple | None = None
+    def rescale(self, scales: Sequence[float]) -> None:
+        """Write the weights again whose scale has changed."""
+        old = self.doubles[:, _NUMBERS + Hyper._fields.index("scale")]
+        changed = [i for i, (a, b) in enumerate(zip(old, scales, strict=True)) if a != b]
+        old[:] = scales
+        if changed:
+            rows = bytearray(self.words[changed].tobytes())
+            self._call("rescale", rows, [self.weights[i] for i in changed])
+
+    def _call(self, name: str, rows: bytearray, weights: Sequence[Tensor]) -> None:
+        function = _function(name)
+        assert function is not None, "call serves first"
+        pointer = (ctypes.c_char * len(rows)).from_buffer(rows)
+        function(self.rule, pointer, len(weights), torch.get_num_threads())
+        torch.autograd.graph.increment_version(weights)
 
 
 def serves(weight: Tensor) -> bool:
@@ -72,74 +109,51 @@ def _both_fuse() -> bool:
     return theirs in ("AVX2", "AVX512") and native.instruction_set() in ("avx2", "avx512")
 
 
-def step_native(states: Sequence[ParamState]) -> list[bool]:
-    """Move contiguous tensors that share a rule. Return which gradients were finite."""
-    return [ok for ok, _ in call_native("step", states, [None] * len(states))]
+def exponent_of(psi: Any) -> float | None:
+    """Return p if step.c computes the potential: a p-norm, with or without a knee."""
+    base = psi.potential if type(psi) is Knee else psi
+    return base.p if type(base) is PNorm else None
 
 
-def call_native(
-    name: str, states: Sequence[ParamState], scales: Sequence[float | None]
-) -> list[tuple[bool, float]]:
-    """Call "step" of step.c, or "rescale" where S has changed, on contiguous states of one rule.
-
-    `scales` are the S of centred states. Return which gradients were finite, and max |u| by state.
-    """
-    if not states:
-        return []
-    rows = packed_rows(states, scales)
-    rule = packed_rule(states[0].rule, scales[0] is not None)
-    call_rows(name, rule, rows, [state.weight for state in states])
-    places = range(_RESULTS_AT, len(rows), _TENSOR.size)
-    results = [_RESULTS.unpack_from(rows, place) for place in places]
-    return [(bool(finite), largest) for largest, finite in results]
-
-
-def call_rows(name: str, rule: bytes, rows: bytearray, weights: Sequence[Tensor]) -> None:
-    function = _function(name)
-    assert function is not None, "call serves first"
-    pointer = (ctypes.c_char * len(rows)).from_buffer(rows)
-    function(rule, pointer, len(weights), torch.get_num_threads())
-    torch.autograd.graph.increment_version(weights)
-
-
-def packed_rows(states: Sequence[ParamState], scales: Sequence[float | None]) -> bytearray:
-    """Return struct tensor of step.c for each state."""
-    return bytearray().join(map(_row, states, scales))
-
-
-def _row(state: ParamState, scale: float | None) -> bytes:
+def _row(record: Record) -> bytes:
     sums, valid = 0, False
-    if state.stored is not None and state.checksums is not None:
-        sums, valid = _prepared(state.checksums, state, scale)
-    tensors = (state.weight, state.grad, state.stored, state.m, state.v, state.center)
-    addresses = (0 if x is None else x.data_ptr() for x in tensors)
-    integers = (sums, state.weight.numel(), state.seed)
-    flags = (_DTYPES[state.grad.dtype], valid, True, 0)
-    return _TENSOR.pack(*addresses, *integers, *state.hyper, scale or 0.0, 0.0, *flags)
+    if record.stored is not None:
+        sums, valid = _prepared(record)
+    parts = (record.weight, None, record.stored, record.m, record.v, record.center)
+    addresses = (0 if x is None else x.data_ptr() for x in parts)
+    numbers = Hyper(lr=0.0, **record.numbers)
+    count = record.weight.numel()
+    return _ROW.pack(*addresses, sums, count, 0, *numbers, 0.0, 0, valid, 1, 0)
 
 
-def _prepared(checksums: Checksums, state: ParamState, scale: float | None) -> tuple[int, bool]:
-    """Return the address of the hashes, and whether they hold for this state."""
-    blocks = -(-state.weight.nbytes // BLOCK_BYTES)
-    rule, stored = state.rule, state.stored
+def _prepared(record: Record) -> tuple[int, bool]:
+    """Return the address of the hashes, and whether they hold for this record."""
+    checksums, stored = record.checksums, record.stored
     assert stored is not None
-    version = None if stored.is_inference() else stored._version  # torch counts edits of it
-    numbers = (rule.p, rule.storage, state.hyper.knee, state.weight.dtype, blocks, scale)
-    before, checksums.written_for = checksums.written_for, (*numbers, stored.data_ptr(), version)
+    blocks = -(-record.weight.nbytes // BLOCK_BYTES)
+    versions = [  # torch counts edits
+        (x.data_ptr(), None if x.is_inference() else x._version)
+        for x in (stored, record.scale)
+        if x is not None
+    ]
+    rule = record.rule
+    written_for = (rule.psi, rule.storage, rule.dtype, record.numbers.get("knee"), blocks, versions)
+    before, checksums.written_for = checksums.written_for, written_for
     if checksums.sums is None or checksums.sums.numel() != blocks:
-        checksums.sums = torch.empty(blocks, dtype=torch.int64, device="cpu")
-    return checksums.sums.data_ptr(), checksums.written_for == before
+        checksums.sums, before = torch.empty(blocks, dtype=torch.int64, device="cpu"), None
+    return checksums.sums.data_ptr(), written_for == before
 
 
 @functools.lru_cache(maxsize=256)
-def packed_rule(rule: UpdateRule, centered: bool) -> bytes:
-    method = 0 if not rule.momentum else 2 if rule.nesterov else 1
-    if rule.method is Method.ADAM:
-        method = 3
-    storage = 3 if centered else _STORAGES[rule.storage]
-    numbers = (_DTYPES[rule.dtype], storage, method, rule.knee, rule.stochastic, rule.p == 2)
-    exponents = (*_exponent(snap(rule.p - 1)), *_exponent(inverse_exponent(rule.p)))
-    return struct.pack(f"{_RULE}{_EXPONENT * 2}d", *numbers, *exponents, rule.dual_floor)
+def packed_rule(rule: Rule) -> bytes:
+    p = exponent_of(rule.psi)
+    assert p is not None
+    wide = torch.finfo(rule.wide)
+    numbers = (_DTYPES[rule.dtype], rule.storage, rule.method, rule.knee, rule.stochastic, p == 2)
+    exponents = (*_exponent(snap(p - 1)), *_exponent(inverse_exponent(p)))
+    # |u| below which inverse(u) is subnormal.
+    floor = wide.tiny ** (1 / inverse_exponent(p))
+    return struct.pack(f"{_RULE}{_EXPONENT * 2}d", *numbers, *exponents, floor)
 
 
 def _exponent(e: float) -> tuple[float, float, float, float, int, int, int]:

@@ -11,10 +11,20 @@ from torch import Tensor
 
 from mirrorhead._checks import is_number
 from mirrorhead.geometry import PNorm
-from mirrorhead.optim._param_state import has_values
+from mirrorhead.optim._tensors import has_values
 
 FOREIGN = ("differentiable", "capturable")  # options of torch's optimizers that ours do not have
-_NUMBERS = ("momentum", "betas", "eps", "weight_decay", "steps", "knee", "rms_floor")
+_NUMBERS = (
+    "momentum",
+    "betas",
+    "eps",
+    "weight_decay",
+    "reach",
+    "total_steps",
+    "knee",
+    "rms_floor",
+    "match_rms",
+)
 
 
 def without_foreign(options: dict[str, Any]) -> None:

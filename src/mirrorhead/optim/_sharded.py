@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mirrorhead.geometry._powers import power
 from mirrorhead.optim._native import serves, sum_of_squares
-from mirrorhead.optim._param_state import has_values, readable, waits
+from mirrorhead.optim._tensors import has_values, readable, waits
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

@@ -1,28 +1,31 @@
-"""Adam in the dual of the p-norm, as a torch optimizer and as a function."""
+"""Adam in the dual of a potential."""
 
 from __future__ import annotations
 
 import math
 import warnings
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.adamw import adamw
 
 from mirrorhead._checks import is_number
-from mirrorhead.geometry._base import Potential
-from mirrorhead.optim._any_geometry import speed
-from mirrorhead.optim._base import Center, MirrorOptimizer, Params, check_number
-from mirrorhead.optim._formula import Hyper, Method, Storage, UpdateRule
-from mirrorhead.optim._param_state import number, readable
+from mirrorhead.geometry._base import Potential, Separable
+from mirrorhead.geometry._choice import as_potential
+from mirrorhead.optim._base import GeometryOptimizer, Params, as_geometry
+from mirrorhead.optim._native import exponent_of
+from mirrorhead.optim._options import check_number
+from mirrorhead.optim._rule import Group, Method
 from mirrorhead.optim._sharded import root_mean_squares
-from mirrorhead.optim._step import Group, StepPlan, knee_numbers, wide_dtype
-from mirrorhead.optim.directions import adam
+from mirrorhead.optim._tensors import number, wide_dtype
+from mirrorhead.optim.mirror_descent import unit_knee, without_knee
+
+_SMALLEST_SIZE = 1e-3  # r of a trained tensor; that of a smaller one says nothing about its weights
 
 
-class MirrorAdam(MirrorOptimizer):
+class MirrorAdam(GeometryOptimizer):
     r"""Adam in the dual of the p-norm: the step updates u = sign(w)|w|^(p-1) instead of w.
 
     .. math::
@@ -62,14 +65,6 @@ class MirrorAdam(MirrorOptimizer):
         eps: added to the root of the second moment.
         weight_decay: decoupled, and applied to u. It acts up to 1/(p-1) times as strongly as
             AdamW's: multiply your usual value by p - 1.
-        center: None, "init" (the weights at the first step), or a state dict or list of tensors,
-            which are copied. The potential is then that of w - center, so training stays close to
-            the center in the p-norm, and few weights change. `lr` is then the *reach*: how far a
-            weight moves in the whole run if its gradient never changes sign. See
-            docs/optimizer.md.
-        steps: the number of steps at full learning rate, required with `center`. It is the length
-            of the run for a constant rate, and half of it for linear or cosine decay, but at most
-            about 8 times its root: in long runs no gradient keeps its sign.
         knee: where the potential becomes quadratic, in units of r, for p < 2. The largest weights
             move by about eta max(knee, 1)^(2-p). None keeps the pure power |w|^p, and so the bias
             to the p-norm in the limit. The larger a weight, the faster it then moves, and at
@@ -87,9 +82,10 @@ class MirrorAdam(MirrorOptimizer):
     >>> optimizer.step()
     """
 
-    _tensor_state = frozenset({"dual", "wide", "center", "exp_avg", "exp_avg_sq"})
-    _scalar_state = frozenset({"step", "rms", "scale"})
+    _tensor_state = frozenset({"dual", "wide", "exp_avg", "exp_avg_sq"})
+    _scalar_state = frozenset({"step", "rms"})
     _own_option = "betas"
+    _own_flags = ("keep_dual", "stochastic_rounding")
 
     def __init__(
         self,
@@ -100,8 +96,6 @@ class MirrorAdam(MirrorOptimizer):
         eps: float = 1e-8,
         weight_decay: float = 0,
         *,
-        center: Center = None,
-        steps: float | None = None,
         knee: float | None = 1.0,
         rms_floor: float | None = None,
         maximize: bool = False,
@@ -115,6 +109,10 @@ class MirrorAdam(MirrorOptimizer):
         super().__init__(params, options)
 
     @classmethod
+    def _check_geometry(cls, options: Group) -> None:
+        as_potential(options["geometry"], "geometry")
+
+    @classmethod
     def check_options(cls, options: dict[str, Any]) -> None:
         super().check_options(options)
         betas = options["betas"]
@@ -123,14 +121,39 @@ class MirrorAdam(MirrorOptimizer):
         check_number("betas[0]", betas[0], below=1)
         check_number("betas[1]", betas[1], below=1)
         check_number("eps", options["eps"])
-        if options["center"] is not None and options["steps"] is None:
-            raise ValueError(
-                "center needs steps, the number of steps at full learning rate (half of the run"
-                " for linear or cosine decay)"
-            )
-        for name in ("steps", "knee", "rms_floor"):
+        for name in ("knee", "rms_floor"):
             if options[name] is not None:
                 check_number(name, options[name], positive=True)
+
+    def _method(self, group: Group) -> Method:
+        return Method.ADAM
+
+    def _potential(self, group: Group, param: Tensor) -> tuple[Potential, float | None]:
+        psi = as_geometry(group["geometry"])
+        if is_number(group["geometry"]) and psi.p < 2:
+            rms, knee = self._rms(group, param), group["knee"]
+            # Beyond the knee a weight moves by lr knee^(2-p), without one by lr (|w|/r)^(2-p). So
+            # the knee of a tensor that has no size yet must be at r: a bias at 0 would be at 1e32
+            # after one step.
+            knee = 1.0 if rms < _SMALLEST_SIZE else knee
+            if knee is not None:
+                return unit_knee(psi), knee * rms
+        return without_knee(psi)
+
+    def _speed(self, group: Group, param: Tensor, psi: Potential, knee: float | None) -> float:
+        rms, p = self._rms(group, param), exponent_of(psi)
+        if p is None:
+            return speed(psi, rms, tuple(param.shape))
+        result = (p - 1) * rms ** (p - 2)
+        wide, rate = wide_dtype(param.dtype), self._checked[id(group)][2]
+        if rate and param.numel() and rate * result < torch.finfo(wide).tiny:
+            warnings.warn(
+                f"p={p:g} with weights of about {rms:.1g} (shape {tuple(param.shape)}): the step in"
+                f" the dual, {rate * result:.0e}, is 0 in {wide}, so they do not move. Use a"
+                " smaller p, or float64",
+                stacklevel=2,
+            )
+        return result
 
     def _prepare_state(self, group: Group, params: list[Tensor]) -> None:
         new = [param for param in params if self.state.get(param, {}).get("rms") is None]
@@ -149,16 +172,10 @@ class MirrorAdam(MirrorOptimizer):
             state.setdefault("step", torch.tensor(0.0, device="cpu"))
 
     def _warn_of_unused(self, group: Group) -> None:
-        # Before the first step, not earlier: a center can be set in a group that is there already.
-        groups, steps, knee = self.param_groups, group["steps"], group["knee"]
-        if steps is not None and all(one["center"] is None for one in groups):
-            warnings.warn(f"steps={steps:g} has no effect without center", stacklevel=2)
-        exponents = [one["geometry"] for one in groups if is_number(one["geometry"])]
-        if knee not in (None, 1) and exponents and min(exponents) > 2:
-            warnings.warn(f"knee={knee:g} has no effect for p > 2", stacklevel=2)
-
-    def _is_plain(self, group: Group, param: Tensor) -> bool:
-        return is_adamw(group["geometry"], param.dtype)
+        # Before the first step, not earlier: options can be set in a group that is there already.
+        exponents = [one["geometry"] for one in self.param_groups if is_number(one["geometry"])]
+        if group["knee"] not in (None, 1) and exponents and min(exponents) > 2:
+            warnings.warn(f"knee={group['knee']:g} has no effect for p > 2", stacklevel=2)
 
     def _needed_state(self, options: Group, param: Tensor, saved: dict[str, Any]) -> set[str]:
         moments = {"step", "exp_avg", "exp_avg_sq"}
@@ -166,55 +183,12 @@ class MirrorAdam(MirrorOptimizer):
             return moments
         return super()._needed_state(options, param, saved) | moments | {"rms"}
 
-    def _direction(self, group: Group, param: Tensor, g: Tensor) -> Tensor:
-        m, v = (self._buffer(param, name, g.dtype) for name in ("exp_avg", "exp_avg_sq"))
-        count = self.state[param]["step"].add_(1)
-        eps = max(group["eps"], torch.finfo(torch.float32).tiny)
-        return adam(g, m, v, *group["betas"], eps, float(count))
-
-    def _speed(self, group: Group, param: Tensor) -> float:
-        return speed(group["geometry"], self._rms(group, param), tuple(param.shape))
-
-    def _plan(self, group: Group, params: list[Tensor], options: dict[str, Any]) -> StepPlan:
-        if options["centered"]:
-            options["lr"] /= group["steps"]
-        return plan_adam(
-            exp_avgs=self._buffers(group, params, "exp_avg"),
-            exp_avg_sqs=self._buffers(group, params, "exp_avg_sq"),
-            steps=[self.state[param]["step"] for param in params],
-            rms=[self._rms(group, param) for param in params],
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            eps=group["eps"],
-            knee=group["knee"],
-            **options,
-        )
-
-    def _reach(self, options: dict[str, Any]) -> float:
-        lr = float(options["lr"])
-        full = float(options.get("max_lr", options.get("initial_lr", lr)))
-        if lr != full:
-            raise ValueError(
-                f"lr is the reach of a group with a center, and a scheduler has set it to {lr:g} on"
-                f" its way from or to {full:g}: set the center before the scheduler is made, or set"
-                " the group's 'reach', how far a weight moves in the whole run if its gradient"
-                " never changes sign"
-            )
-        check_number("lr, the reach of a group with a center,", lr, positive=True)
-        return lr
-
     def _rms(self, group: Group, param: Tensor) -> float:
         floor = group["rms_floor"]
         if floor is None:
             p = group["geometry"]
             floor = 1e-8 if is_number(p) and p < 2 else 1e-2
         return max(number(self.state[param]["rms"]), floor)
-
-    def _mirror(self, group: Group, param: Tensor, weight: Tensor) -> Tensor:
-        p = group["geometry"]
-        numbers = knee_numbers(p, group["knee"], self._rms(group, param))
-        rule = UpdateRule(p, Method.ADAM, Storage.PRIMAL, weight.dtype, knee=bool(numbers))
-        return rule.mirror(weight, Hyper(lr=0.0, **numbers))
 
     def _translated(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Accept checkpoints of torch's AdamW, and those of versions before the knee."""
@@ -253,88 +227,14 @@ class MirrorAdam(MirrorOptimizer):
         return {**state_dict, "param_groups": groups, "state": state}
 
 
-def is_adamw(p: float, dtype: torch.dtype) -> bool:
-    """Return whether torch's own AdamW moves the parameter: at p = 2, in full precision."""
-    return p == 2 and dtype == wide_dtype(dtype)
-
-
-def mirror_adam(
-    params: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    stored: Sequence[Tensor | None],
-    exp_avgs: Sequence[Tensor],
-    exp_avg_sqs: Sequence[Tensor],
-    steps: Sequence[Tensor],
-    **options: Any,
-) -> list[bool]:
-    """Take one step of `MirrorAdam` on plain tensors, in place.
-
-    Return, for each gradient, whether it was finite; inf and NaN in it count as 0.
-
-    Args:
-        params, grads: the weights and their gradients.
-        stored: as in `mirror_descent`.
-        exp_avgs, exp_avg_sqs: the moments, zeros at the start, in float32 or better.
-        steps: how many steps each weight has taken, as tensors of one element; one is added.
-        options: those of `plan_adam` and `StepPlan`; lr and p are required.
-    """
-    grads = [readable(g, w) for g, w in zip(grads, params, strict=True)]
-    plan = plan_adam(params, grads, stored, exp_avgs, exp_avg_sqs, steps, **options)
-    return plan.run_checked()
-
-
-def plan_adam(
-    params: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    stored: Sequence[Tensor | None],
-    exp_avgs: Sequence[Tensor],
-    exp_avg_sqs: Sequence[Tensor],
-    steps: Sequence[Tensor],
-    *,
-    rms: Sequence[float],
-    beta1: float,
-    beta2: float,
-    eps: float,
-    knee: float | None = None,
-    **options: Any,
-) -> StepPlan:
-    """Plan one step of `mirror_adam`; nothing moves before the plan is run.
-
-    Args:
-        rms: the typical size r of each weight. Where the plan is centered it does not count, and
-            neither does the knee.
-        options: those of `StepPlan`.
-    """
-    plan = StepPlan(Method.ADAM, params, grads, stored, **options)
-    eps = max(eps, torch.finfo(torch.float32).tiny)  # 0/0 is not a number: no gradient, no step
-    p, rate, centered = plan.p, plan.rate, plan.centered
-    plan.plain = [i for i, w in enumerate(params) if is_adamw(p, w.dtype) and not centered]
-
-    def torch_step(plan: StepPlan, weights: list[Tensor], clean: list[Tensor]) -> None:
-        ms, vs, counts = ([of[i] for i in plan.plain] for of in (exp_avgs, exp_avg_sqs, steps))
-        own = plan.torch_options(weights, clean, ms, vs)
-        own |= {"beta1": beta1, "beta2": beta2, "eps": eps, "amsgrad": False}
-        adamw(weights, clean, ms, vs, [], counts, weight_decay=plan.weight_decay, **own)
-
-    plan.torch_step = torch_step
-    fixed = {"gain1": 1 - beta1, "beta2": beta2, "gain2": 1 - beta2, "eps": eps}
-    fixed["grad_scale"] = -1.0 if plan.maximize else 1.0
-    for i, w in enumerate(params):
-        if i in plan.plain:
-            continue
-        count = number(steps[i], missing=0.0) + 1
-        scale = 1.0 if centered else (p - 1) * rms[i] ** (p - 2)  # s
-        wide = wide_dtype(w.dtype)
-        if rate and w.numel() and rate * scale < torch.finfo(wide).tiny:
-            warnings.warn(
-                f"p={p:g} with weights of about {rms[i]:.1g} (shape {tuple(w.shape)}): the step in"
-                f" the dual, {rate * scale:.0e}, is 0 in {wide}, so they do not move. Use a"
-                " smaller p, or float64",
-                stacklevel=2,
-            )
-        numbers = {} if centered else knee_numbers(p, knee, rms[i])
-        numbers["lr"] = rate * scale / (1 - beta1**count)
-        numbers["root_bias"] = (1 - beta2**count) ** -0.5
-        plan.add(i, exp_avgs[i], exp_avg_sqs[i], scale, **numbers, **fixed)
-        plan.counters.append(steps[i])
-    return plan
+@lru_cache(maxsize=1024)
+def speed(psi: Potential, rms: float, shape: tuple[int, ...]) -> float:
+    """Return how far u moves when weights of typical size `rms` move by 1, along themselves."""
+    if isinstance(psi, Separable):
+        return float(psi.curvature(torch.tensor(rms, dtype=torch.float64)))
+    generator = torch.Generator("cpu").manual_seed(0)
+    w = rms * torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
+    apart = psi.lift(1.001 * w) - psi.lift(0.999 * w)
+    size = float(torch.linalg.vector_norm(w))
+    found = float(torch.linalg.vector_norm(apart)) / (0.002 * size) if size else 1.0
+    return found if 0 < found < math.inf else 1.0

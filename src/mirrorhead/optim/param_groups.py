@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from mirrorhead.geometry._base import Potential
+from mirrorhead.optim.centered_adam import CenteredAdam
 from mirrorhead.optim.mirror_adam import MirrorAdam
 from mirrorhead.optim.mirror_descent import MirrorDescent
 from mirrorhead.optim.steepest_descent import SteepestDescent
@@ -56,7 +57,7 @@ _OPTIONS = sorted(
     {
         *(
             name
-            for cls in (MirrorAdam, MirrorDescent, SteepestDescent)
+            for cls in (CenteredAdam, MirrorAdam, MirrorDescent, SteepestDescent)
             for name in inspect.signature(cls).parameters
         ),
         *("name", "initial_lr", "max_lr", "min_lr", "lr_scale"),

@@ -7,16 +7,16 @@ from typing import Any
 
 from torch import Tensor
 
-from mirrorhead.geometry._base import Norm
+from mirrorhead.geometry._base import Norm, Potential
 from mirrorhead.geometry._choice import as_norm
-from mirrorhead.optim._any_geometry import AnyPlan, move_steepest
-from mirrorhead.optim._base import MirrorOptimizer, Params, as_geometry
+from mirrorhead.geometry.pnorm import PNorm
+from mirrorhead.optim._base import GeometryOptimizer, Params, as_geometry
 from mirrorhead.optim._options import check_number
-from mirrorhead.optim._step import Group, StepPlan, wide_dtype
-from mirrorhead.optim.directions import momentum
+from mirrorhead.optim._rule import Group, Method
+from mirrorhead.optim.mirror_descent import check_momentum, momentum_method
 
 
-class SteepestDescent(MirrorOptimizer):
+class SteepestDescent(GeometryOptimizer):
     r"""Steps of length `lr` in a norm, along the direction that gains most in it.
 
     .. math::
@@ -50,7 +50,6 @@ class SteepestDescent(MirrorOptimizer):
         maximize: maximize the objective instead of minimizing it.
         error_if_nonfinite: as in `MirrorDescent`.
 
-    >>> import torch
     >>> model = torch.nn.Linear(3, 2, bias=False)
     >>> optimizer = SteepestDescent(model.parameters(), lr=0.02, geometry=float("inf"))
     >>> before = model.weight.detach().clone()
@@ -61,7 +60,6 @@ class SteepestDescent(MirrorOptimizer):
     """
 
     _tensor_state = frozenset({"wide", "momentum_buffer"})
-    _scalar_state = frozenset()
     _own_option = "match_rms"
     _own_flags = ("nesterov",)
 
@@ -84,44 +82,23 @@ class SteepestDescent(MirrorOptimizer):
     @classmethod
     def check_options(cls, options: dict[str, Any]) -> None:
         super().check_options(options)
-        check_number("momentum", options["momentum"], below=1)
+        check_momentum(options)
         if options["match_rms"] is not None:
             check_number("match_rms", options["match_rms"], positive=True)
-        if options["nesterov"] and not options["momentum"]:
-            raise ValueError("nesterov=True needs momentum greater than 0")
 
     @classmethod
-    def _check_geometry(cls, options: dict[str, Any]) -> None:
+    def _check_geometry(cls, options: Group) -> None:
         as_norm(options["geometry"], "geometry")
 
-    def _direction(self, group: Group, param: Tensor, g: Tensor) -> Tensor:
-        if not group["momentum"]:
-            return g
-        m = self._buffer(param, "momentum_buffer", g.dtype)
-        return momentum(g, m, group["momentum"], group["nesterov"])
+    def _method(self, group: Group) -> Method:
+        return momentum_method(group)
 
-    def _any_plan(self, group: Group, params: list[Tensor]) -> AnyPlan:
-        norm, rate = as_geometry(group["geometry"]), self._rate(group)
+    def _potential(self, group: Group, param: Tensor) -> tuple[Potential, float | None]:
+        return PNorm(2), None
 
-        def move(param: Tensor, d: Tensor) -> None:
-            copy, wide = None, wide_dtype(param.dtype)
-            if wide != param.dtype:
-                state = self.state[param]
-                copy = state["wide"] = state.get("wide", param.detach().to(wide))
-            decay = rate * group["weight_decay"]
-            move_steepest(param, copy, d, norm, rate, decay, group["match_rms"])
-
-        return AnyPlan(group, params, lambda param, g: self._direction(group, param, g), move)
-
-    def _is_plain(self, group: Group, param: Tensor) -> bool:
-        return False
+    def _along(self, group: Group) -> Norm | None:
+        return as_geometry(group["geometry"])
 
     def _needed_state(self, options: Group, param: Tensor, saved: dict[str, Any]) -> set[str]:
-        wide = {"wide"} if param.dtype != wide_dtype(param.dtype) else set()
-        return wide | ({"momentum_buffer"} if options["momentum"] else set())
-
-    def _keeps_wide(self, options: Group, param: Tensor) -> bool:
-        return False
-
-    def _plan(self, group: Group, params: list[Tensor], options: dict[str, Any]) -> StepPlan:
-        raise NotImplementedError
+        momentum = {"momentum_buffer"} if options["momentum"] else set()
+        return super()._needed_state({**options, "geometry": 2.0}, param, saved) | momentum

@@ -2,8 +2,8 @@
 
 The last block of all-MiniLM-L6-v2 (1.8 million weights) learns TREC from what the first five give,
 which is computed once. So a step takes milliseconds, and 10,000 steps are affordable. The reach is
-the suggested one, `default_reach`, times 0.1 to 10; `steps` is `full_steps`. Only validation data
-are read, and nothing is claimed.
+the suggested one, `default_reach`, times 0.1 to 10; `total_steps` is the sum of the
+schedule. Only validation data are read, and nothing is claimed.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from msgspec import Struct
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from mirrorhead.optim import MirrorAdam
+from mirrorhead.optim import CenteredAdam
 from mirrorhead_lab.datasets import Splits, Texts, find
 from mirrorhead_lab.findings.table import NOTHING, Cell, Table, number
 from mirrorhead_lab.models.pretrained import PretrainedClassifier, Tokens, default_encoder
 from mirrorhead_lab.studies.study import Method, Rows, Study, Trial
-from mirrorhead_lab.training.tuning import default_reach, full_steps, schedule
+from mirrorhead_lab.training.tuning import default_reach, schedule
 
 EXPONENTS = (1.05, 1.2, 1.5)
 FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0)
@@ -128,7 +128,7 @@ def run(trial: Trial, data: Data, folder: Path) -> Outcome:
     start = [w.detach().clone() for w in weights]
     factors = [schedule(step, length, 0.1) for step in range(length)]
     reach = trial.setting["factor"] * default_reach(p)
-    ours = MirrorAdam(weights, reach, p, center="init", steps=full_steps(factors))
+    ours = CenteredAdam(weights, p, reach=reach, total_steps=sum(factors))
     head = AdamW(model.head.parameters(), HEAD_RATE, weight_decay=0.0)
     generator = torch.Generator().manual_seed(trial.seed)
     count = len(data.train.labels)

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.optim import AdamW, Optimizer
 
+from mirrorhead import optim
 from mirrorhead._files import write_atomically
-from mirrorhead.optim import MirrorAdam
 from mirrorhead_lab.datasets import Splits, Texts
 from mirrorhead_lab.models.pretrained import PretrainedClassifier
 from mirrorhead_lab.training.tuning import TuneSets, TuneSettings, fine_tune, schedule
@@ -118,8 +118,10 @@ def optimizer_of(
     """Return the optimizer of a method that trains all matrices, and what follows each step."""
     lr = setting.get("lr", 0.0)
     if method == "mirror":
-        centred: dict[str, Any] = {"center": "init", "steps": bench.full_steps}
-        return MirrorAdam(weights, setting["reach"], geometry=setting["p"], **centred), None
+        full = bench.full_steps  # counted whole, as in the stored results: undo the cap
+        total = max(full, (full / 8) ** 2)
+        own = {"reach": setting["reach"], "total_steps": total}
+        return optim.CenteredAdam(weights, setting["p"], **own), None
     if method in ("soft", "sinh"):
         link = soft_link(setting["threshold"]) if method == "soft" else sinh_link(setting["scale"])
         return CenteredAdam(weights, lr, link), None
@@ -261,7 +263,7 @@ class CenteredAdam(Optimizer):
     """Adam's direction in the dual of any potential that is centred at the first weights w0.
 
     u <- u - (lr / steps) d,    w = w0 + link(u, reach),    the reach being lr at the start.
-    With `lp_link` this is `MirrorAdam(center="init")`, written plainly.
+    With `lp_link` this is `mirrorhead.CenteredAdam`, written plainly.
 
     Args:
         params: the weights to tune.

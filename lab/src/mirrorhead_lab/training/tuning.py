@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from mirrorhead._files import remove_folder, write_atomically, write_json
-from mirrorhead.optim import MirrorAdam
+from mirrorhead.optim import CenteredAdam
 from mirrorhead.patches import Patch
 from mirrorhead.patches.checkpoints import checkpoint_files
 from mirrorhead.patches.model_config import KEY, classifier_config
@@ -75,19 +75,6 @@ def default_reach(p: float) -> float:
     return min(1.5, 1e-3 * 4 ** min(1 / (p - 1), 10))
 
 
-def full_steps(factors: Sequence[float]) -> float:
-    """`steps` of a centred optimizer: the sum of the factors, at most 8 times its root.
-
-    In long runs no weight's gradient keeps its sign. The mean direction of noise over n steps falls
-    like 1/sqrt(n), and with the whole sum nothing would move (docs/patches.md).
-
-    >>> full_steps([1.0, 0.5]), full_steps([1.0] * 10_000)
-    (1.5, 800.0)
-    """
-    total = sum(factors)
-    return min(total, 8 * math.sqrt(total))
-
-
 @dataclass(frozen=True, eq=False)
 class TuneSets:
     """The tokens of a task's three sets."""
@@ -130,8 +117,8 @@ class FineTuning(Task[PretrainedClassifier]):
         if optimizer is None:
             reach = settings.reach or default_reach(settings.p)
             matrices = list(model.train_matrices().values())
-            full = full_steps([self.schedule(step, self.steps) for step in range(self.steps)])
-            optimizer = MirrorAdam(matrices, reach, settings.p, center="init", steps=full)
+            full = sum(self.schedule(step, self.steps) for step in range(self.steps))
+            optimizer = CenteredAdam(matrices, settings.p, reach=reach, total_steps=full)
         head = AdamW(model.head.parameters(), settings.head_lr, weight_decay=0.0)
         self.optimizers = [optimizer, head]
 
