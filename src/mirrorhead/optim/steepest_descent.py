@@ -50,6 +50,7 @@ class SteepestDescent(GeometryOptimizer):
         maximize: maximize the objective instead of minimizing it.
         error_if_nonfinite: as in `MirrorDescent`.
 
+    >>> import torch
     >>> model = torch.nn.Linear(3, 2, bias=False)
     >>> optimizer = SteepestDescent(model.parameters(), lr=0.02, geometry=float("inf"))
     >>> before = model.weight.detach().clone()
