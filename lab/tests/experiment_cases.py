@@ -61,7 +61,16 @@ TINY: dict[str, Any] = {
     "two-heads": quick("two-heads", trials=3, steps=SHORT),
     "three-classes": quick("three-classes", trials=3, steps=SHORT),
     "two-layers": quick("two-layers", trials=3, steps=SHORT),
-    "choose-p": quick("choose-p", trials=3, n=(8, 12), d=5, T=3, p=(1.2, 2.0), fresh=40, steps=20),
+    "choose-geometry": quick(
+        "choose-geometry",
+        trials=3,
+        kinds=("sparse entries", "dense"),
+        n=(8, 12),
+        d=5,
+        T=3,
+        geometries=("p = 1.1", "p = 2"),
+        fresh=40,
+    ),
 }
 
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from mirrorhead.bias import OptimizerPath as OptimizerPath
     from mirrorhead.bias import follow as follow
     from mirrorhead.bias import margin_profile as margin_profile
-    from mirrorhead.cross_validation import PChoice as PChoice
-    from mirrorhead.cross_validation import choose_p as choose_p
+    from mirrorhead.choosing import GeometryChoice as GeometryChoice
+    from mirrorhead.choosing import choose_geometry as choose_geometry
     from mirrorhead.geometry import Centered as Centered
     from mirrorhead.geometry import Grouped as Grouped
     from mirrorhead.geometry import HyperbolicEntropy as HyperbolicEntropy
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 # torch takes a second to import. A test compares the two lists.
 _NAMES = {
     "bias": "LinearProblem MarginProfile OptimizerPath follow margin_profile",
-    "cross_validation": "PChoice choose_p",
+    "choosing": "GeometryChoice choose_geometry",
     "problem": "AttentionProblem Gradient",
     "losses": "Loss",
     "margin": "Check MarginSolution attention_svm multiclass_svm svm",

@@ -206,8 +206,8 @@ def label_margins(data: Posed) -> dict[str, Any]:
 
 def choices(data: Posed) -> dict[str, Any]:
     tokens = data.tokens(some_tokens(data))
-    found = mh.choose_p(data.X, data.z, tokens, (1.5, 3.0), folds=n, mask=data.mask)
-    return {"p": found.p, "correct": found.correct, "infeasible": found.infeasible}
+    found = mh.choose_geometry(data.X, data.z, tokens, (1.5, 3.0), folds=n, mask=data.mask)
+    return {"index": found.index, "correct": found.correct, "infeasible": found.infeasible}
 
 
 def tokens_of(data: Posed) -> dict[str, Any]:
@@ -245,7 +245,7 @@ ENTRIES: dict[str, tuple[Callable[[Posed], dict[str, Any]], str]] = {
     "regularization_path": (paths, "regularization_path RegularizationPath"),
     "joint_regularization_path": (joint_paths, "joint_regularization_path"),
     "assumption_b": (label_margins, "assumption_b"),
-    "choose_p": (choices, "choose_p PChoice"),
+    "choose_geometry": (choices, "choose_geometry GeometryChoice"),
     "tokens": (tokens_of, " ".join(mh._HOMES["tokens"])),
 }
 # Public names that see no tokens.

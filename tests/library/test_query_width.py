@@ -113,9 +113,9 @@ def test_choosing_p_is_that_of_the_padded_problem(wide_tokens: bool) -> None:
     X, z = (X, z[..., :c]) if wide_tokens else (X[..., :c], z)
     tokens = (X @ torch.randn(X.shape[-1], z.shape[-1], generator=g) @ z.unsqueeze(-1)).argmax(-2)
     wide_X, wide_z = (pad(x, (0, d - x.shape[-1])) for x in (X, z))
-    found = mh.choose_p(X, z, tokens.squeeze(-1), ps=(1.5, 2))
+    found = mh.choose_geometry(X, z, tokens.squeeze(-1), (1.5, 2))
     assert torch.equal(
-        found.correct, mh.choose_p(wide_X, wide_z, tokens.squeeze(-1), ps=(1.5, 2)).correct
+        found.correct, mh.choose_geometry(wide_X, wide_z, tokens.squeeze(-1), (1.5, 2)).correct
     )
 
 
@@ -125,7 +125,7 @@ def test_the_same_queries_are_refused_everywhere(z: Tensor) -> None:
     calls = (
         lambda: mh.attention_svm(X, z, tokens),
         lambda: mh.AttentionProblem(X, z, torch.ones(4), torch.ones(6)),
-        lambda: mh.choose_p(X, z, tokens),
+        lambda: mh.choose_geometry(X, z, tokens),
     )
     messages = []
     for call in calls:

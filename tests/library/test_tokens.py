@@ -351,7 +351,10 @@ def test_p_is_checked_before_the_data():
         (norm, lambda p: mh.support_tokens(wrong, tokens, p)),
         (norm, lambda p: mh.attention_svm(wrong.X, wrong.z, tokens, p)),
         (norm, lambda p: mh.svm(wrong.z, wrong.y, p)),
-        ("ps must be numbers", lambda p: mh.choose_p(wrong.X, wrong.z, tokens, (p,))),
+        (
+            "candidates must be a number",
+            lambda p: mh.choose_geometry(wrong.X, wrong.z, tokens, (p,)),
+        ),
     )
     for message, call in calls:
         for p in (0, -1, 0.5, math.nan, -math.inf, "abc", None, True):

@@ -20,7 +20,7 @@ NAMES = (
     *("acceleration", "starts"),
     *("bias-attention", "bias-factored", "bias-linear", "bias-network"),
     *("bias-rates", "bias-potentials", "bias-batches", "bias-hybrid"),
-    *("two-heads", "three-classes", "two-layers", "choose-p"),  # open questions
+    *("two-heads", "three-classes", "two-layers", "choose-geometry"),  # open questions
 )
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from mirrorhead import AttentionProblem, attention_svm, descend, locally_optimal
 from mirrorhead.paths.descent import recorded_steps
 from mirrorhead.synthetic import random_weights
-from mirrorhead_lab.experiments.choose_p import planted
+from mirrorhead_lab.experiments.choose_geometry import planted
 from mirrorhead_lab.experiments.convergence import PathSettings, joined, repeated
 from mirrorhead_lab.experiments.experiment import Experiment, Result
 from mirrorhead_lab.plots import Figure, legend_below, panels
