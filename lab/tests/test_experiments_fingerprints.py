@@ -55,7 +55,9 @@ def test_an_experiment_depends_on_the_library_and_on_its_folder(name: str) -> No
     experiment = load(name)
     found = code_of(experiment.run)
     own = {f"{experiment.module.split('.')[-1]}.py", "experiment.py"}
-    assert own | {"mirrorhead/problem.py", "mirrorhead/native/native.h"} <= found.keys()
+    assert own | {"mirrorhead/native/native.h"} <= found.keys()
+    # One of them has solutions, and no paths.
+    assert name == "choose-geometry" or "mirrorhead/problem.py" in found
     assert not any(key.startswith("mirrorhead/patches") for key in found)
 
 

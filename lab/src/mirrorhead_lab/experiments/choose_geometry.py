@@ -159,7 +159,7 @@ def draw(result: Result[Settings]) -> Figure:
         for j, n in enumerate(settings.n):
             axis.plot(places, accuracy[k, j], "o", color=f"C{j}", label=f"n = {n}")
             axis.axhline(chosen[k, j], color=f"C{j}", linestyle="--", linewidth=1)
-        axis.set(title=kind)
+        axis.set(title=kind, xlabel="norm")
         axis.set_xticks(places, labels=settings.geometries, rotation=90)
     axes[0].legend()
     return figure
