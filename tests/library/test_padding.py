@@ -24,6 +24,9 @@ from margin_cases import generator
 from mirrorhead.margin import _compiled
 from mirrorhead.paths import descent
 
+# Small samples seldom distinguish norms.
+pytestmark = pytest.mark.filterwarnings("ignore:.*do not distinguish")
+
 n, d = 3, 4
 
 

@@ -343,7 +343,7 @@ def test_p_is_checked_before_the_data():
         (finite, lambda p: mh.descend(wrong, p, 0)),  # type: ignore[arg-type]
         (finite, lambda p: mh.largest_step(wrong, torch.ones(1), p)),  # type: ignore[arg-type]
         (finite, lambda p: mh.assumption_b(wrong, tokens, p)),  # type: ignore[arg-type]
-        (finite, lambda p: mh.regularization_path(wrong, p, [])),  # type: ignore[arg-type]
+        (norm, lambda p: mh.regularization_path(wrong, p, [])),  # type: ignore[arg-type]
         (finite, lambda p: mh.joint_regularization_path(wrong, p, [], [])),  # type: ignore[arg-type]
         (finite, lambda p: mh.joint_regularization_path(real, p, [], [])),
         (norm, lambda p: mh.locally_optimal(wrong, tokens, p)),

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mirrorhead.geometry import Grouped, Norm, PNorm, Schatten, as_norm
+from mirrorhead.geometry import Grouped, Norm, PNorm, Schatten
 from mirrorhead.geometry._powers import signed_power
 from mirrorhead.paths._lbfgs import Function, minimize
 
@@ -193,9 +193,8 @@ class Spectral(Ball):
         return (U @ Vh)[..., :rows, :].flatten(-2), pull_back
 
 
-def ball(geometry: object, shape: tuple[int, ...]) -> Ball:
+def ball(norm: Norm, shape: tuple[int, ...]) -> Ball:
     """Return the unit ball of a norm, or refuse a norm that has no map here, by name."""
-    norm = as_norm(geometry, "geometry")
     norm.check(shape, "W")
     p = getattr(norm, "p", None)
     if p == 1:

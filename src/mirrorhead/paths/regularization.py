@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from mirrorhead._checks import as_tensor, check_integer, check_seed
-from mirrorhead.geometry import Norm, PNorm
+from mirrorhead.geometry import Norm, PNorm, as_norm
 from mirrorhead.geometry._choice import as_smooth_pnorm
 from mirrorhead.losses import Logistic
 from mirrorhead.margin import MarginSolution
@@ -131,9 +131,9 @@ def regularization_path(
     >>> path.log_excess, path.tokens.squeeze(-1)
     (tensor([   -6.6054,   -46.8483, -4474.2629], dtype=torch.float64), tensor([0, 0, 0]))
     """
+    norm = as_norm(geometry, "geometry")
     shape = check_problem(problem, plain=True).weight_shape[-2:]
-    balls = Balls((ball(geometry, shape),))
-    norm, flat = balls.parts[0].of, _flattened(problem)
+    balls, flat = Balls((ball(norm, shape),)), _flattened(problem)
     starts, seed = check_integer("starts", starts, 1), check_seed(seed)
     radii = _check_radii("radii", radii, problem.trials).to(flat.X.device)
     scores = flat.scores()
