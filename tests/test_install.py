@@ -28,7 +28,7 @@ import mirrorhead as mh
 for optimizer_class in (mh.MirrorDescent, mh.MirrorAdam):
     weight = torch.nn.Parameter(torch.ones(3))
     weight.square().sum().backward()
-    optimizer_class([weight], lr=0.1, p=1.5).step()
+    optimizer_class([weight], lr=0.1, geometry=1.5).step()
     assert (weight < 1).all(), weight
 X = torch.tensor([[[1.0, 0.0], [0.0, 0.0]]])
 solution = mh.attention_svm(X, torch.tensor([[1.0, 0.0]]), torch.tensor([0]), geometry=1.5)
