@@ -18,6 +18,7 @@ from mirrorhead_lab import studies
 from mirrorhead_lab.findings.finding import Finding, Part
 from mirrorhead_lab.findings.formulas import plain_text
 from mirrorhead_lab.findings.table import Table, markdown, word
+from mirrorhead_lab.report import paper
 from mirrorhead_lab.runtime.errors import UserError, reason
 
 MARK = re.compile(r"^<!-- (begin ([\w-]+)|end) -->$", re.MULTILINE)
@@ -38,7 +39,7 @@ def write_markdown(path: Path, parts: Sequence[Part]) -> None:
 
 def blocks(parts: Sequence[Part]) -> dict[str, str]:
     """What stands between the marks, by their names."""
-    found: dict[str, str] = {}
+    found = paper.blocks()
     for part in parts:
         found[f"{part.name}-about"] = f"    {part.command}\n\n{part.about} Tuning: {part.tuning}."
         pieces = [markdown(_verdicts(part)), part.verdict_rule, *map(_folded, part.findings)]
