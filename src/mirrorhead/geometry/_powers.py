@@ -153,6 +153,13 @@ class SignedPower(torch.autograd.Function):
         return grads[0] * (ctx.exponent * x.abs().pow(ctx.exponent - 1)), None
 
 
+def smooth_power(x: Tensor, exponent: float) -> Tensor:
+    """sign(x)|x|^e as a new tensor, with its true derivative at 0 where gradients are asked for."""
+    if not torch.is_grad_enabled():  # torch.compile need not see the function
+        return SignedPower.forward(x, exponent)
+    return SignedPower.apply(x, exponent)  # pyright: ignore[reportReturnType]
+
+
 def plain_power(a: Tensor, exponent: float) -> Tensor:
     """a**exponent for a >= 0, with its true derivative at 0."""
     return SignedPower.apply(a, exponent)  # pyright: ignore[reportReturnType]

@@ -10,7 +10,6 @@ from torch import Tensor
 from mirrorhead.geometry._base import Norm, Separable
 from mirrorhead.geometry._powers import (
     Dims,
-    SignedPower,
     all_dims,
     check_exponent,
     dual_exponent,
@@ -18,6 +17,7 @@ from mirrorhead.geometry._powers import (
     inverse_exponent,
     lp_norm,
     plain_power,
+    smooth_power,
 )
 
 
@@ -94,19 +94,19 @@ class PNorm(Norm, Separable):
         def direction(x: Tensor) -> Tensor:
             size = lp_norm(x, self.q, dims, keepdim=True)
             safe = torch.where(size > 0, size, torch.ones_like(size))
-            return SignedPower.apply(x / safe, inverse_exponent(self.p))  # pyright: ignore
+            return smooth_power(x / safe, inverse_exponent(self.p))  # pyright: ignore
 
         return in_wide(direction, u)
 
     def mirror(self, w: Tensor, dims: Dims = None) -> Tensor:
         """Return the gradient of the potential, u = sign(w)|w|^(p-1), entry by entry."""
         self._check_potential()
-        return in_wide(lambda x: SignedPower.apply(x, self.p - 1), w)
+        return in_wide(lambda x: smooth_power(x, self.p - 1), w)
 
     def inverse(self, u: Tensor, dims: Dims = None) -> Tensor:
         """Return the inverse of `mirror`, w = sign(u)|u|^(1/(p-1)), entry by entry."""
         self._check_potential()
-        return in_wide(lambda x: SignedPower.apply(x, inverse_exponent(self.p)), u)
+        return in_wide(lambda x: smooth_power(x, inverse_exponent(self.p)), u)
 
     def curvature(self, w: Tensor) -> Tensor:
         """Return (p-1) |w|^(p-2), entry by entry."""
