@@ -65,14 +65,14 @@ class Choice(NamedTuple):
     solve: Solve
 
 
-def choose(geometry: float | Norm) -> Choice:
+def choose(geometry: float | Norm, name: str = "geometry") -> Choice:
     """Return a norm and its solver, or an error that says which norms have one."""
-    norm = as_norm(geometry, "geometry")
+    norm = as_norm(geometry, name)
     for solver in SOLVERS:
         # A class derived from one of these may be another norm.
         if type(norm) is solver.kind and solver.takes(norm.p):
             return Choice(norm, solver.solve)
     raise ValueError(
-        f"geometry must be a norm that has a solver, got {norm!r}. Solvers know PNorm(p),"
+        f"{name} must be a norm that has a solver, got {norm!r}. Solvers know PNorm(p),"
         " Schatten(p) and Grouped(p) with 1 <= p <= inf"
     )
