@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import mirrorhead as mh
+from mirrorhead.synthetic import random_problem
 
 INF = math.inf
 
@@ -243,3 +244,26 @@ def test_matrices_embeddings_and_the_rest_are_in_groups_of_their_own() -> None:
     mh.MirrorAdam(embeddings + rest, 1e-3)
     with pytest.raises(TypeError, match="matrices has 'learning_rate'"):
         mh.matrix_param_groups(model, {"learning_rate": 1})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("psi", [mh.Schatten(1.2), mh.Grouped(1.2)], ids=repr)
+def test_mirror_descent_tends_to_the_max_margin_direction_of_its_geometry(psi: Any) -> None:
+    """On one-layer attention: share of the certified margin, on the tokens selected at the end."""
+    problem = random_problem(20)
+    weights = [nn.Parameter(torch.zeros(10, 10, dtype=torch.float64)) for _ in range(20)]
+    optimizer = mh.MirrorDescent(weights, 1.0, psi)
+    for k in range(2000):
+        optimizer.param_groups[0]["lr"] = (1 + k / 50) ** -0.5
+        W = torch.stack([w.detach() for w in weights])
+        for w, g in zip(weights, problem.gradient(W).direction, strict=True):
+            w.grad = g
+        optimizer.step()
+    W = torch.stack([w.detach() for w in weights])
+    logits = problem.logits(W)
+    tokens = logits.argmax(-1)[..., None]
+    apart = (logits.gather(-1, tokens) - logits).scatter(-1, tokens, INF)
+    best = mh.attention_svm(problem.X, problem.z, tokens[..., 0], psi, tol=1e-6)
+    assert best.status == ["optimal"] * 20
+    share = apart.amin((-2, -1)) / psi.norm(W, (-2, -1)) * psi.norm(best.W, (-2, -1))
+    assert float(share.min()) > 0.99

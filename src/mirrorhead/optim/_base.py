@@ -147,7 +147,7 @@ class GeometryOptimizer(WithCheckpoints):
 
     # torch.compile(optimizer.step) would break the graph at every number that is read. Our own
     # kernels are compiled already, so the step runs as it is.
-    @torch._disable_dynamo
+    @torch._disable_dynamo  # pyright: ignore[reportPrivateImportUsage]
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Take one step. `closure` re-evaluates the model and returns the loss."""

@@ -130,7 +130,8 @@ class TorchBatch(Batch):
             adamw(weights, clean, firsts, seconds, [], counts, **how)  # pyright: ignore
         else:
             if group["weight_decay"]:
-                torch._foreach_mul_(weights, 1 - rate * group["weight_decay"])
+                for weight in weights:
+                    weight.mul_(1 - rate * group["weight_decay"])
             if scales is not None:
                 clean = [g * scale for g, scale in zip(clean, scales, strict=True)]
             elif group["nesterov"] and foreach:  # torch adds the momentum to gradients in place

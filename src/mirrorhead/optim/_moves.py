@@ -29,21 +29,21 @@ from mirrorhead.optim.directions import gathered
 
 def mirror(rule: Rule, w: Tensor, center: Tensor | None, h: Hyper) -> Tensor:
     """Return u of weights in the wide dtype."""
-    if rule.storage is Storage.CENTERED:
+    if center is not None:
         return h.scale * _lift(rule, (w - center) / h.scale)
     return h.dual_knee * _lift(rule, w / h.knee) if rule.knee else _lift(rule, w)
 
 
 def inverse(rule: Rule, u: Tensor, center: Tensor | None, h: Hyper) -> Tensor:
     """Return the weights of u in the wide dtype, with 0 for changes that would be subnormal."""
-    unit = h.scale if rule.storage is Storage.CENTERED else h.dual_knee if rule.knee else None
+    unit = h.scale if center is not None else h.dual_knee if rule.knee else None
     x = u if unit is None else u / unit
     if type(rule.psi) is PNorm:
         x = signed_power(x, inverse_exponent(rule.psi.p))
     else:
         x = rule.psi.inverse(x)
     x = torch.where(x.abs() < torch.finfo(x.dtype).tiny, 0.0, x)
-    if rule.storage is not Storage.CENTERED:
+    if center is None:
         return h.knee * x if rule.knee else x
     w = (center + h.scale * x).to(rule.dtype)
     return torch.where(w == center, center, w)  # -0, too, has the bits of the center

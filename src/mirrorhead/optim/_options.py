@@ -45,7 +45,7 @@ def plain_numbers(options: dict[str, Any]) -> dict[str, Any]:
         if isinstance(geometry := result.get(name), PNorm):
             result[name] = geometry.p
         elif is_number(geometry):
-            result[name] = float(geometry)
+            result[name] = float(geometry)  # pyright: ignore[reportArgumentType]
     return result
 
 

@@ -34,11 +34,11 @@ def accumulate(
     assert m is not None
     if method is Method.ADAM:
         assert v is not None
-        m = m + h.gain1 * (g - m)
-        v = h.beta2 * v + h.gain2 * (g * g)
-        return m / (v.sqrt() * h.root_bias + h.eps), m, v
-    m = h.momentum * m + g
-    return (g + h.momentum * m if method is Method.NESTEROV else m), m, v
+        first: Tensor = m + h.gain1 * (g - m)
+        second: Tensor = h.beta2 * v + h.gain2 * (g * g)
+        return first / (second.sqrt() * h.root_bias + h.eps), first, second
+    moved: Tensor = h.momentum * m + g
+    return (g + h.momentum * moved if method is Method.NESTEROV else moved), moved, v
 
 
 def steepest(param: Tensor, d: Tensor, norm: Norm, match_rms: float | None) -> Tensor:
