@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -266,7 +267,7 @@ def _pieces(parts: Parts) -> list[Parts]:
     views = flat(parts) if has_values(parts[0]) else None  # pyright: ignore[reportArgumentType]
     if views is None or views[0].numel() <= _PIECE:  # pyright: ignore[reportOptionalMemberAccess]
         return [parts if views is None else views]
-    cuts = [[None] * (1 << 30) if x is None else x.split(_PIECE) for x in views]
+    cuts = [repeat(None) if x is None else x.split(_PIECE) for x in views]
     return [list(piece) for piece in zip(*cuts, strict=False)]
 
 
