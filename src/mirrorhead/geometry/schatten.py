@@ -146,11 +146,16 @@ def _newton_schulz(x: Tensor, steps: int) -> Tensor:
     y = x.to(torch.bfloat16 if fast and x.dtype != torch.float64 else x.dtype)
     tall = y.shape[-2] > y.shape[-1]
     y = y.mT if tall else y
-    size = torch.linalg.matrix_norm(y / _scale(y), keepdim=True)
-    y = y / _scale(y) / torch.where(size > 0, size, 1.0)
+    y = y / _scale(y)
+    size = torch.linalg.matrix_norm(y, keepdim=True)
+    y = y / torch.where(size > 0, size, 1.0)
     for _ in range(steps):
         gram = y @ y.mT
-        y = 3.4445 * y + (2.0315 * (gram @ gram) - 4.7750 * gram) @ y
+        if y.dim() == 2:  # each line one product of matrices and nothing else
+            gram = torch.addmm(gram, gram, gram, beta=-4.7750, alpha=2.0315)
+            y = torch.addmm(y, gram, y, beta=3.4445)
+        else:
+            y = 3.4445 * y + (2.0315 * (gram @ gram) - 4.7750 * gram) @ y
     return (y.mT if tall else y).to(x.dtype)
 
 
