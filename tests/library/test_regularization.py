@@ -554,7 +554,10 @@ def test_a_sample_that_is_no_support_vector_breaks_assumption_b():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"geometry": 0.5}, "geometry must be a number from 1 to inf, got 0.5"),
+        (
+            {"geometry": 0.5},
+            "geometry must be (a number from 1 to inf|finite and greater than 1), got 0.5",
+        ),
         ({"radii": []}, r"radii must be \(radii,\) or \(radii, \*\(2,\)\), got shape \(0,\)"),
         ({"radii": 3.0}, r"radii must be .* got shape \(\)"),
         ({"radii": torch.ones(2, 3)}, r"radii must be .* got shape \(2, 3\)"),
