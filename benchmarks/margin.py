@@ -347,7 +347,7 @@ def one(shape: tuple[int, int, int], p: Any, solver: str, threads: int = 1) -> d
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                as_vector(X, z, tokens, p)
+                as_vector(X, z, tokens, float(p))
         except (MemoryError, RuntimeError) as error:  # torch says RuntimeError
             return {"failed": str(error)}
         return {"seconds": time.process_time() - start}

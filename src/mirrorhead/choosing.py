@@ -184,7 +184,7 @@ def choose_geometry(
     at = many[2].unsqueeze(-1)
     correct, codes = [], []
     for norm in norms:
-        solution = attention_svm(*many, norm, tol, mask=allowed)
+        solution = attention_svm(*many, geometry=norm, tol=tol, mask=allowed)
         logits = many[0] @ solution.W.unsqueeze(-3) @ many[1].unsqueeze(-1)
         logits = logits.squeeze(-1).masked_fill(~kept.unsqueeze(-3), -math.inf)
         others = logits.scatter(-1, at, -math.inf).amax(-1)  # a tie is not a selection

@@ -517,7 +517,7 @@ def test_diagnostics_of_padding_of_a_trained_head_and_of_nothing_to_select() -> 
     alone = random_problem(2, T=1)
     nothing = mh.diagnose(mh.descend(alone, 2, 3))
     assert nothing.divergence.isnan().all()
-    assert not nothing.in_cone.any()
+    assert nothing.in_cone is not None and not nothing.in_cone.any()
 
 
 def test_one_trial_without_a_solution_leaves_the_others_their_cones() -> None:
@@ -528,7 +528,7 @@ def test_one_trial_without_a_solution_leaves_the_others_their_cones() -> None:
     both = mh.AttentionProblem(X, problem.z, problem.y, problem.v)
     far = 1e14 * solution.W  # beyond the radius of the cone
     report = mh.diagnose(mh.descend(both, 2, 1, init=far, record=[0]))
-    assert report.in_cone.tolist() == [[True, False]]
+    assert report.in_cone is not None and report.in_cone.tolist() == [[True, False]]
 
 
 def test_a_bar_shows_on_a_terminal_after_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,7 @@ def test_paths_are_those_of_the_scores(rule: str) -> None:
     assert torch.equal(paths[0].W, paths[1].W)
     found, expected = (mh.diagnose(path) for path in paths)
     assert found.optimality.reasons == expected.optimality.reasons
+    assert found.in_cone is not None and expected.in_cone is not None
     assert torch.equal(found.in_cone, expected.in_cone)
 
 

@@ -183,11 +183,11 @@ def test_cones_are_solved_as_in_torch(norm, shape):
     z = torch.cat([z, z.flip(-1)], -1)[..., : shape[-1] + 2]  # W is not square
     mask = torch.rand(X.shape[:-1], generator=generator(13)) < 0.8
     mask = mask.scatter(-1, tokens.unsqueeze(-1), True)
-    for options in ({}, {"mask": mask}):
-        fast = mh.attention_svm(X, z, tokens, norm, **options)
-        slow = in_torch(lambda options=options: mh.attention_svm(X, z, tokens, norm, **options))
+    for padding in (None, mask):
+        fast = mh.attention_svm(X, z, tokens, norm, mask=padding)
+        slow = in_torch(lambda mask=padding: mh.attention_svm(X, z, tokens, norm, mask=mask))
         assert fast.status == slow.status
-        assert fast.check(X, z, tokens, **options).supported.all()
+        assert fast.check(X, z, tokens, mask=padding).supported.all()
         assert (fast.iterations - slow.iterations).abs().double().mean() <= 1
         torch.testing.assert_close(fast.norm, slow.norm, rtol=3e-9, atol=0)
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -54,10 +54,10 @@ BAD = [
     (lambda: mh.attention_svm(X, Z, TOKENS, 2, tol=1.0), ValueError, "tol must be"),
     (lambda: mh.attention_svm(X, Z, TOKENS, 2, tol=math.nan), ValueError, "tol must be"),
     (
-        lambda: mh.attention_svm(X, Z, TOKENS, "nuclear"),
+        lambda: mh.attention_svm(X, Z, TOKENS, cast(Any, "nuclear")),
         TypeError,
         "geometry must be a .* or a Norm",
-    ),  # pyright: ignore[reportArgumentType]
+    ),
     (
         lambda: mh.attention_svm(X, Z, TOKENS, mh.KSupport(k=3)),
         ValueError,

@@ -89,13 +89,15 @@ def run(settings: Settings) -> dict[str, Tensor]:
         for n in settings.n:
             X, z, tokens = samples(settings, kind, n)
             seen, fresh = [x[:, :n] for x in (X, z, tokens)], [x[:, n:] for x in (X, z, tokens)]
-            choice = choose_geometry(*seen, norms, settings.folds, tol=settings.tol)
+            choice = choose_geometry(
+                *seen, candidates=norms, folds=settings.folds, tol=settings.tol
+            )
             rows["cross_validation"].append(choice.accuracy)
             rows["chosen"].append(choice.index)
             rows["distinguishable"].append(torch.as_tensor(choice.distinguishable))
             accuracy, bounds = [], []
             for norm in norms:
-                solution = attention_svm(*seen, norm, settings.tol)
+                solution = attention_svm(*seen, geometry=norm, tol=settings.tol)
                 accuracy.append(_accuracy(fresh, solution.W))
                 bounds.append(solution.norm * _dual_radius(seen, norm))
             rows["accuracy"].append(torch.stack(accuracy, -1))

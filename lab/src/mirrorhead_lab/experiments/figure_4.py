@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,8 +58,9 @@ def run(settings: Settings) -> dict[str, torch.Tensor]:
     times as long a fair path takes to locally optimal ones, 0 if too long, (trials, paths)."""
     problem = random_problem(settings.trials, first=settings.first)
     authors = authors_problem(settings.trials, first=settings.first + 1)
-    pairs = zip(problem.tensors.values(), authors.tensors.values(), strict=True)
-    thrice = AttentionProblem(*(torch.stack([one, two, one]) for one, two in pairs))
+    others = authors.tensors
+    stacked: Any = {k: torch.stack([x, others[k], x]) for k, x in problem.tensors.items()}
+    thrice = AttentionProblem(**stacked)
     shared = random_weights(problem, settings.scale, settings.first)
     paths = []
     for k, (q, steps) in enumerate(zip(settings.p, settings.steps, strict=True)):

@@ -81,7 +81,7 @@ def _table(columns: tuple[str, ...], lines: list[tuple[str, ...]]) -> str:
 
 
 def _cells(name: str) -> list[list[str]]:
-    text = (files(__package__) / name).read_text("utf-8")
+    text = (files("mirrorhead_lab.report") / name).read_text("utf-8")
     lines = csv.reader(
         text.splitlines()[1:], delimiter="|", quoting=csv.QUOTE_NONE, escapechar="\\"
     )

@@ -120,8 +120,8 @@ def optimizer_of(
     if method == "mirror":
         full = bench.full_steps  # counted whole, as in the stored results: undo the cap
         total = max(full, (full / 8) ** 2)
-        own = {"reach": setting["reach"], "total_steps": total}
-        return optim.CenteredAdam(weights, setting["p"], **own), None
+        reach = setting["reach"]
+        return optim.CenteredAdam(weights, setting["p"], reach=reach, total_steps=total), None
     if method in ("soft", "sinh"):
         link = soft_link(setting["threshold"]) if method == "soft" else sinh_link(setting["scale"])
         return CenteredAdam(weights, lr, link), None
