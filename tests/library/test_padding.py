@@ -230,6 +230,19 @@ def tokens_of(data: Posed) -> dict[str, Any]:
     }
 
 
+def profiles(data: Posed) -> dict[str, Any]:
+    W = torch.randn(d, d, generator=generator(7), dtype=torch.float64)
+    tokens = data.tokens(some_tokens(data))
+    given = mh.margin_profile(W, data.X, data.z, tokens, norms=(2, mh.Schatten(1)), mask=data.mask)
+    own = mh.margin_profile(W, data.X, data.z, norms=(1.5,), mask=data.mask)
+    return {"given": given.shares, "margins": given.margins, "selected": own.shares}
+
+
+def trainings(data: Posed) -> dict[str, Any]:
+    path = mh.follow(data.problem(), lambda params: torch.optim.Adam(params, 0.1), 20)
+    return {"W": path.W, "tokens": data.named(path.tokens), "loss": path.log_loss}
+
+
 # What each entry calls; together all public names that see tokens.
 ENTRIES: dict[str, tuple[Callable[[Posed], dict[str, Any]], str]] = {
     "lp-AttSVM, p = 1": (margins(1), "attention_svm MarginSolution Check"),
@@ -249,6 +262,8 @@ ENTRIES: dict[str, tuple[Callable[[Posed], dict[str, Any]], str]] = {
     "joint_regularization_path": (joint_paths, "joint_regularization_path"),
     "assumption_b": (label_margins, "assumption_b"),
     "choose_geometry": (choices, "choose_geometry GeometryChoice"),
+    "margin_profile": (profiles, "margin_profile MarginProfile"),
+    "follow": (trainings, "follow OptimizerPath"),
     "tokens": (tokens_of, " ".join(mh._HOMES["tokens"])),
 }
 # Public names that see no tokens.
@@ -257,8 +272,10 @@ NO_TOKENS = {
     *mh._HOMES["patches"],
     *mh._HOMES["geometry"],
     *mh._HOMES["losses"],
+    *mh._HOMES["sparsity"],
     "svm",
     "multiclass_svm",
+    "LinearProblem",
 }
 # Where a search by L-BFGS ends depends on rounding to its tolerance.
 SEARCHES = ("regularization_path", "joint_regularization_path")
