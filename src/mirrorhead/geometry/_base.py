@@ -56,7 +56,9 @@ class Norm(_OfEach, ABC):
     ...     def __init__(self, s): self.s = s
     ...     def norm(self, w, dims=None): return torch.linalg.vector_norm(self.s * w, dim=dims)
     ...     def dual_norm(self, u, dims=None): return torch.linalg.vector_norm(u / self.s, dim=dims)
-    ...     def steepest(self, u): return u / self.s**2 / self.dual_norm(u)
+    ...     def steepest(self, u):
+    ...         size = self.dual_norm(u)
+    ...         return u / self.s**2 / torch.where(size > 0, size, 1.0)  # 0 where u is 0
     >>> norm, u = Weighted(torch.tensor([1.0, 2.0])), torch.tensor([3.0, 4.0])
     >>> norm.norm(norm.steepest(u)), (u * norm.steepest(u)).sum() == norm.dual_norm(u)
     (tensor(1.), tensor(True))
@@ -89,10 +91,12 @@ class Potential(_OfEach, ABC):
     The default `divergence` subtracts values, so it has no digits where it is below 1e-16 of
     them; the potentials of this package have formulas that do not cancel.
 
+    >>> from mirrorhead import PNorm
     >>> class Quartic(Potential):  # 1/4 |w|^4, entry by entry
+    ...     limit = PNorm(4)
     ...     def mirror(self, w): return w**3
     ...     def inverse(self, u): return u.sign() * u.abs() ** (1 / 3)
-    ...     def value(self, w, dims=None): return total(w**4 / 4, dims)
+    ...     def value(self, w, dims=None): return (w**4 / 4).sum(dims)
     >>> Quartic().divergence(torch.tensor([2.0]), torch.tensor([1.0]))
     tensor(2.7500)
     """
