@@ -241,6 +241,9 @@ class Weighted(mh.Norm):
     def __init__(self, power: int = 1) -> None:
         self.power = power
 
+    def __repr__(self) -> str:
+        return f"Weighted({self.power})"
+
     def scaled(self, w: Tensor) -> Tensor:
         rows = torch.arange(1.0, w.shape[-2] + 1, dtype=w.dtype).unsqueeze(-1)
         return w * rows**self.power

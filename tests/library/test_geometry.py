@@ -18,6 +18,7 @@ from torch import Tensor
 import mirrorhead as mh
 import mirrorhead.geometry as geometry
 from mirrorhead.geometry import Norm, Potential, Separable, as_norm, as_potential
+from mirrorhead.geometry._choice import describe
 from rules_for_tests import few
 
 INF = math.inf
@@ -355,3 +356,30 @@ def test_a_plain_number_stands_for_a_p_norm() -> None:
         as_potential(1, "p")
     with pytest.raises(ValueError, match=r"Schatten\(1\) is only a norm"):
         as_potential(mh.Schatten(1))
+
+
+def test_files_know_a_geometry_by_every_entry_of_its_tensors():
+    class Weighted(mh.Norm):
+        def __init__(self, s):
+            self.s = s
+
+        def norm(self, w, dims=None):
+            return torch.linalg.vector_norm(self.s * w, dim=dims)
+
+        def dual_norm(self, u, dims=None):
+            return torch.linalg.vector_norm(u / self.s, dim=dims)
+
+        def steepest(self, u, dims=None):
+            return u / self.s**2 / self.dual_norm(u)
+
+    one, other = torch.ones(2000), torch.ones(2000)
+    other[1000] = 2  # which no print of the tensor shows
+    assert describe(Weighted(one)) == describe(Weighted(one.clone())) != describe(Weighted(other))
+    around = [mh.Centered(mh.PNorm(1.5), at, reach=1.0) for at in (one, other)]
+    assert describe(around[0]) != describe(around[1])
+
+
+def test_a_potential_of_ones_own_may_have_an_attribute_p():
+    psi = Cosh()
+    psi.p = 1  # pyright: ignore[reportAttributeAccessIssue]
+    assert as_potential(psi) is psi

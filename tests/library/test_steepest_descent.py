@@ -21,6 +21,9 @@ class Cosh(mh.Potential):
 
     limit = mh.PNorm(INF)
 
+    def __repr__(self) -> str:
+        return "Cosh()"
+
     def mirror(self, w: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         return w.sinh()
 

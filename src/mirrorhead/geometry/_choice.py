@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import math
 
+import torch
+from torch import Tensor
+
 from mirrorhead._checks import is_number
+from mirrorhead._files import sha256_of
 from mirrorhead.geometry._base import Norm, Potential
 from mirrorhead.geometry._powers import check_exponent, check_p
 from mirrorhead.geometry.pnorm import PNorm
@@ -34,8 +38,7 @@ def as_potential(potential: object, name: str = "potential") -> Potential:
     PNorm(1.5)
     """
     if isinstance(potential, Potential):
-        p = getattr(potential, "p", None)
-        if p in (1, math.inf):
+        if isinstance(potential, Norm) and getattr(potential, "p", None) in (1, math.inf):
             raise ValueError(
                 f"{name} must be a potential, and {potential!r} is only a norm: give 1 < p < inf,"
                 " or use steepest descent"
@@ -89,10 +92,20 @@ def as_smooth_pnorm(geometry: object, name: str = "geometry") -> PNorm:
 def describe(geometry: object) -> str:
     """Return what identifies a geometry in files: its repr, or its class and attributes.
 
+    Tensors are named by a hash of all their entries, which no repr shows.
+
     >>> describe(PNorm(1.5))
     'PNorm(1.5)'
     """
-    if type(geometry).__repr__ is not object.__repr__:
-        return repr(geometry)
-    kind = type(geometry)
-    return f"{kind.__module__}.{kind.__qualname__} {sorted(vars(geometry).items())}"
+    kind, values = type(geometry), {k: _value(x) for k, x in sorted(vars(geometry).items())}
+    if kind.__repr__ is object.__repr__:
+        return f"{kind.__module__}.{kind.__qualname__} {values}"
+    tensors = {k: x for k, x in values.items() if isinstance(vars(geometry)[k], Tensor)}
+    return f"{geometry!r} {tensors}" if tensors else repr(geometry)
+
+
+def _value(x: object) -> object:
+    if isinstance(x, Tensor):
+        entries = x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+        return f"{x.dtype} {tuple(x.shape)} {sha256_of(entries.tobytes())[:16]}"
+    return describe(x) if isinstance(x, Norm | Potential) else x
