@@ -383,3 +383,10 @@ def test_a_potential_of_ones_own_may_have_an_attribute_p():
     psi = Cosh()
     psi.p = 1  # pyright: ignore[reportAttributeAccessIssue]
     assert as_potential(psi) is psi
+
+
+def test_a_potential_without_a_limit_is_told_to_set_one():
+    with pytest.raises(AttributeError, match="Bare has no limit: set it to the norm"):
+        _ = type(
+            "Bare", (mh.Potential,), dict.fromkeys(("mirror", "inverse", "value"), abs)
+        )().limit

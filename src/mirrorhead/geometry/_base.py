@@ -104,6 +104,14 @@ class Potential(_OfEach, ABC):
     #: The norm whose max-margin direction mirror descent tends to.
     limit: Norm
 
+    def __getattr__(self, name: str) -> Any:
+        if name == "limit":
+            raise AttributeError(
+                f"{type(self).__name__} has no limit: set it to the norm that the potential grows"
+                " like, such as limit = PNorm(2)"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     #: Whether u says more than the weights do, as where small entries of u count as 0. Optimizers
     #: then keep u when the potential is exchanged for another of its class.
     dense_dual: ClassVar[bool] = False
