@@ -162,6 +162,9 @@ def worker_processes(count: int, **options: Any) -> Any:
     """Return joblib's `Parallel` with workers that end with this process, whatever ends it."""
     from joblib import Parallel
 
+    # joblib replaces a worker whose memory has grown, and warns of it in a thread of its own. Where
+    # warnings are errors, this would end the thread, and all would wait for it for ever.
+    warnings.filterwarnings("ignore", "A worker stopped while some jobs were given")
     return Parallel(n_jobs=count, initializer=_end_with_parent, initargs=(os.getpid(),), **options)
 
 
