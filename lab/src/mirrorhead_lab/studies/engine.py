@@ -19,6 +19,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from mirrorhead._files import write_json
+from mirrorhead_lab.datasets.sources import data_root
 from mirrorhead_lab.runtime.errors import RunError, SweepError
 from mirrorhead_lab.runtime.folders import check_writable
 from mirrorhead_lab.runtime.jobs import Backend, Failure, Work, interrupts
@@ -69,11 +70,14 @@ def make(
     Args:
         results: the folder of the file. On a cluster, jobs leave their runs there, too.
         backend: of `mirrorhead_lab.runtime.jobs`.
-        data: the folder of all data sets.
+        data: the folder of all data sets; None: see `data_root`.
         runs: where runs keep what is expensive, runs/<study>/<hash>; on a cluster, shared.
     """
     path = results / study.file
     check_writable(results)
+    data = data_root(
+        data
+    ).absolute()  # a worker may have been started with another $MIRRORHEAD_DATA
     missing = read_rows(study, path).missing()
     for task in dict.fromkeys(trial.task for trial in missing):
         _loaded(study.load, task, data)
