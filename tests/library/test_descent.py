@@ -490,7 +490,7 @@ def test_diagnostics_tell_what_the_path_did() -> None:
     gain = constant.growth / constant.solution.norm  # tends to 1, see experiment theorem-2
     assert bool((gain > 0.5).all() and (gain < 1.5).all())
     factors = (random_weights(problem, 0.3), random_weights(problem, 0.3, 50))
-    with pytest.raises(ValueError, match="paths of W"):
+    with pytest.raises(ValueError, match="geometry must be given for a path of factors"):
         mh.diagnose(mh.descend(problem, 2, 2, init=factors))
     x = torch.logspace(0, 3, 40, dtype=torch.float64)
     y = torch.where(x < 50, 1e9, x**-1.5)  # only the last decade counts

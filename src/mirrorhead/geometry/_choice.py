@@ -97,6 +97,8 @@ def describe(geometry: object) -> str:
     >>> describe(PNorm(1.5))
     'PNorm(1.5)'
     """
+    if not hasattr(geometry, "__dict__"):
+        return repr(geometry)
     kind, values = type(geometry), {k: _value(x) for k, x in sorted(vars(geometry).items())}
     if kind.__repr__ is object.__repr__:
         return f"{kind.__module__}.{kind.__qualname__} {values}"

@@ -139,10 +139,17 @@ def solve_program(A: ConstraintMatrix, b: Tensor, program: Program, tol: float) 
     result = solve(A, b, 2.0, 1e-2)
     todo = result.gap.isfinite().nonzero().squeeze(-1)
     for index in todo.split(max(1, _BUDGET // A.rows**2)) if len(todo) else ():
-        some = program.take(index)
         w = result.w[index]
-        margin = some.margin(w).unsqueeze(-1)
-        point = some.start(1.5 / margin * w)
+        w = 1.5 / program.take(index).margin(w).unsqueeze(-1) * w
+        # Tokens that differ in their last bits may leave no margin after rounding.
+        u = A.take(index).apply(w) - b[index]
+        inside = ((u > 0) & u.isfinite() & (1 / u).isfinite()).all(-1) & w.isfinite().all(-1)
+        result.gap[index[~inside]] = math.inf
+        index, w = index[inside], w[inside]
+        if not len(index):
+            continue
+        some = program.take(index)
+        point = some.start(w)
         found = some.compiled(point, tol) or _iterate(some, point, tol)
         result.w[index], result.lam[index], result.gap[index] = found[:3]
         result.iterations[index] += found[3]
