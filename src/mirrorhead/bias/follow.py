@@ -40,7 +40,7 @@ from mirrorhead.paths.descent import progress_bar, recorded_steps
 from mirrorhead.problem import AttentionProblem, Gradient
 
 GRADIENTS = ("direction", "value", "scaled")
-STEPS_PER_LOOK = 250  # weights are checked, and the clock is read, after so many
+STEPS_PER_LOOK = 250  # steps between checks of the weights, and readings of the clock
 LOG2 = math.log(2)
 
 Schedule = Callable[[int], float]
